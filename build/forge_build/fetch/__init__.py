@@ -1,0 +1,1 @@
+"""Fetch: every locked input lies in the store, verified, before anything uses one."""
