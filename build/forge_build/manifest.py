@@ -241,7 +241,9 @@ def load(profile: str | None) -> Manifest:
     """Read the manifest of a profile; raises UsageError (exit 2) naming every mistake with its path in the file."""
     known = profiles()
     if profile is None:
-        raise UsageError("no --profile given", hint=f"profiles: {', '.join(known)}; for example `-- --profile rehearsal`")
+        raise UsageError(
+            "no --profile given", hint=f"profiles: {', '.join(known)}; for example `-- --profile rehearsal`"
+        )
     if profile not in known:
         raise UsageError(f"no profile {profile!r}", hint=f"profiles: {', '.join(known)}")
     return parse(manifests_folder() / f"{profile}.yaml", profile)

@@ -147,8 +147,10 @@ class Step:
             return
         self._last = now
         elapsed = max(now - self._began, 1e-3)
-        amount = f"{size(done)} of {size(total)}, {size(done / elapsed)}/s" if unit == "B" else (
-            f"{done:.0f} of {total:.0f} {unit}"
+        amount = (
+            f"{size(done)} of {size(total)}, {size(done / elapsed)}/s"
+            if unit == "B"
+            else (f"{done:.0f} of {total:.0f} {unit}")
         )
         left = f", about {duration(elapsed * (total - done) / done)} left" if 0 < done < total else ""
         line = f"    {amount}, {duration(elapsed)}{left}" + (f" - {note}" if note else "")
