@@ -1,4 +1,4 @@
-"""The manifest: what we intend to build. Closed, frozen, with every mistake reported at once at its path in the file."""
+"""The manifest: what we intend to build. Closed, frozen, every mistake reported at once at its path in the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from forge_core.cli import project_root
 from forge_core.errors import UsageError
@@ -57,10 +57,13 @@ class Index(Frozen):
     url: str | None = None
 
 
+DebName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
+
+
 class Rootfs(Frozen):
     """A root file system made of a distribution's packages."""
 
-    packages: tuple[Name, ...]
+    packages: tuple[DebName, ...]
     """On top of the essential and required ones (mmdebstrap's minbase)."""
 
 
@@ -210,7 +213,7 @@ class Manifest(Frozen):
     image: Image
     model: Model | None = None
 
-    model_config = {"frozen": True, "extra": "forbid", "use_attribute_docstrings": True, "populate_by_name": True}
+    model_config = ConfigDict(populate_by_name=True)
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
@@ -241,9 +244,7 @@ def load(profile: str | None) -> Manifest:
     """Read the manifest of a profile; raises UsageError (exit 2) naming every mistake with its path in the file."""
     known = profiles()
     if profile is None:
-        raise UsageError(
-            "no --profile given", hint=f"profiles: {', '.join(known)}; for example `-- --profile rehearsal`"
-        )
+        raise UsageError("no --profile given", hint=f"profiles: {', '.join(known)}; e.g. `-- --profile rehearsal`")
     if profile not in known:
         raise UsageError(f"no profile {profile!r}", hint=f"profiles: {', '.join(known)}")
     return parse(manifests_folder() / f"{profile}.yaml", profile)

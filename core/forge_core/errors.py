@@ -1,4 +1,4 @@
-"""The error classes of the line: each carries its exit code, and a message, a hint and a log in the order a user needs them."""
+"""The error classes of the line: each carries its exit code, a message, a hint and the place of a log."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    def digest(self) -> str:
+    def content_sha256(self) -> str:
         """Sha256 (hex) of this value's canonical JSON: sorted keys, no spaces, UTF-8."""
         return canonical_sha256(self.model_dump(mode="json"))
 

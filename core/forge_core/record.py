@@ -1,4 +1,4 @@
-"""The bar: one file that says what was built, of what, by what; all that the right side needs beside the image it names."""
+"""The bar: one file that says what was built, of what and by what."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class BuildRecord(Frozen):
     @property
     def sha256(self) -> str:
         """The seal: sha256 (hex) of the canonical JSON."""
-        return self.digest()
+        return self.content_sha256()
 
 
 def save(record: BuildRecord, path: Path) -> None:
@@ -136,7 +136,7 @@ def save(record: BuildRecord, path: Path) -> None:
 def load(path: Path) -> BuildRecord:
     """Read a record.
 
-    Raises UsageError (2) when there is none or it is malformed, IntegrityError (5) when it was edited after it was sealed.
+    Raises UsageError (2) when there is none or it is malformed, IntegrityError (5) when it was edited.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

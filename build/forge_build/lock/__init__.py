@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from forge_build.manifest import Manifest, manifests_folder, mistakes, read_yaml
 from forge_core.errors import UsageError
@@ -76,7 +76,7 @@ class Lock(Frozen):
     debs: dict[Literal["runtime", "builder"], tuple[LockedDeb, ...]] = Field(default_factory=dict)
     sources: dict[str, LockedSource] = Field(default_factory=dict)
 
-    model_config = {"frozen": True, "extra": "forbid", "use_attribute_docstrings": True, "populate_by_name": True}
+    model_config = ConfigDict(populate_by_name=True)
 
     def all_wheels(self) -> dict[str, LockedWheel]:
         """Every wheel file by sha256, sources' wheels included."""
