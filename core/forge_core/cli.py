@@ -18,7 +18,7 @@ Command = Callable[[argparse.Namespace, Console], int | None]
 
 
 def walk_parser() -> argparse.ArgumentParser:
-    """The options of every verb of a walk: posargs reach each session of a nox call, so they are the same everywhere."""
+    """The options of every verb of a walk: posargs reach each session of a nox call, so all take them."""
     parent = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parent.add_argument("--profile", metavar="NAME", help="names a manifest, a serving and a policy")
     parent.add_argument("--offline", action="store_true", help="take inputs from the store alone")

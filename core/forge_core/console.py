@@ -1,7 +1,7 @@
 """What the user watches: steps with elapsed time, progress, rate and an estimate, all on stderr; stdout is data.
 
-On a terminal a live line is redrawn; in CI (or a pipe) there are plain lines at most every ten seconds, in folded groups where
-the CI system has them.
+On a terminal a live line is redrawn; in CI (or a pipe) there are plain lines at most every ten seconds, in folded
+groups where the CI system has them.
 """
 
 from __future__ import annotations

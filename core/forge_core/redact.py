@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 MASK = "***"
 
-# SGLang prints its whole command line and its ServerArgs at start, `--api-key` in clear: its spellings, docker's and those of
-# package indexes.
+# SGLang prints its whole command line and its ServerArgs at start, `--api-key` in clear: its spellings, docker's and
+# those of package indexes.
 _PATTERNS = (
     re.compile(r"(?i)(--?(?:admin-)?api-key(?:=|\s+))(['\"]?)[^\s'\",)]+"),
     re.compile(r"(?i)((?:admin_)?api_key['\"]?\s*[=:]\s*)(['\"])(?!None)[^'\"]*"),
