@@ -32,8 +32,8 @@ TAKES_POSARGS = {"tests", "integration"}
 
 
 def install(session):
-    # The lock has exact versions and hashes and our own package is built by the locked backend: nothing is resolved here, and
-    # a second call touches no network.
+    # The lock has exact versions and hashes, our own package is built by the locked backend: nothing is resolved here,
+    # and a second call touches no network.
     session.install("--require-hashes", "-r", "requirements/forge.txt", silent=True)
     session.install("--no-deps", "--no-build-isolation", "-e", ".", silent=True)
 
