@@ -1,4 +1,4 @@
-"""The distribution's packages, asked of apt in a private root: no state of the host is read or changed, any user may."""
+"""The distribution's packages, asked of apt in a private root: no state of the host is read or changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_build.manifest import Base
 from forge_core.errors import EnvironmentFailure, UsageError
 from forge_core.process import CommandFailed, Completed, run
 
-# What debootstrap's minbase holds: the essential packages, the required ones, and apt is left out: an image is not upgraded.
+# What a minbase holds, but for apt: an image is not upgraded, it is built again.
 _MINBASE = ("?essential", "?priority(required)")
 _URI = re.compile(r"^'(?P<url>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
 
