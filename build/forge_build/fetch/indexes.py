@@ -1,4 +1,4 @@
-"""Where wheels are looked for: the manifest's indexes by name, what the user's pip and uv are told, the default index."""
+"""Where wheels are looked for: the manifest's indexes by name, what the user's pip is told, the default index."""
 
 from __future__ import annotations
 
@@ -49,15 +49,14 @@ def places(manifest: Manifest, index: str | None) -> Places:
     find-links folders of the user's pip and uv. The default is the one they are told, else PyPI's.
     """
     if index is None:
-        return Places((), (_setting("index-url", "UV_DEFAULT_INDEX", "UV_INDEX_URL") or [PYPI_SIMPLE_ENDPOINT])[:1])  # type: ignore[arg-type]
+        told = _setting("index-url", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+        return Places((), tuple(told[:1]) or (PYPI_SIMPLE_ENDPOINT,))
     if index not in manifest.indexes:
         raise UsageError(f"the lock names the index {index!r}, the manifest has no such index")
     named = os.environ.get(variable(index)) or manifest.indexes[index].url
     addresses = [named] if named else _setting("extra-index-url", "UV_INDEX", "UV_EXTRA_INDEX_URL")
     links = [] if named else _setting("find-links", "UV_FIND_LINKS")
-    folders = [
-        Path(unquote(urlsplit(a).path)) if a.startswith("file:") else Path(a) for a in links if "://" not in a[5:]
-    ]
+    folders = [Path(unquote(urlsplit(a).path)) for a in links if urlsplit(a).scheme in ("", "file")]
     if named and not re.match(r"^(https?|file)://", named):
         folders, addresses = [Path(named)], []
     return Places(tuple(folders), tuple(addresses))

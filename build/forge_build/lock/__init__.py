@@ -72,8 +72,9 @@ class Lock(Frozen):
     profile: str
     manifest: Sha256
     """`Manifest.resolving_sha256` at the time of resolving."""
-    wheels: dict[Literal["runtime", "builder", "model"], tuple[LockedWheel, ...]]
-    debs: dict[Literal["runtime", "builder"], tuple[LockedDeb, ...]] = Field(default_factory=dict)
+    wheels: dict[str, tuple[LockedWheel, ...]]
+    """By use: `runtime`, `builder`, `model`."""
+    debs: dict[str, tuple[LockedDeb, ...]] = Field(default_factory=dict)
     sources: dict[str, LockedSource] = Field(default_factory=dict)
 
     model_config = ConfigDict(populate_by_name=True)
