@@ -1,0 +1,197 @@
+"""Find the engine that answers."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import docker
+import docker.errors
+import requests
+from docker.context import ContextAPI
+from docker.tls import TLSConfig
+from docker.utils import kwargs_from_env
+
+from forge_core.engine import plugin
+from forge_core.engine.place import Place
+from forge_core.errors import EnvironmentFailure
+
+HINT = "`nox -s engine` starts one"
+_PING_S = 10.0
+_PING_SSH_S = 40.0
+_CALL_S = 120.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A container engine that answered."""
+
+    client: docker.DockerClient
+    address: str
+    """As DOCKER_HOST takes it."""
+    buildx: tuple[str, ...]
+    """The command that builds; use `forge_core.engine.buildx.build`."""
+    buildx_version: str
+    version: str
+    store: Literal["containerd", "classic"]
+    """Image store; the classic one forgets manifest digests on `docker load`."""
+    id: str
+    """The engine's own id: changes when its data does."""
+    owned: bool
+    """Started by us, so `engine --stop` may stop it."""
+    remote: bool
+    """On another machine: it sees neither our folders nor a registry on our loopback."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What a docker command needs to reach the same engine."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    address: str
+    source: str
+    explicit: bool
+    """Named by the user: when it does not answer that is an error, not a reason to build somewhere else."""
+    tls: TLSConfig | bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def connect(place: Place | None = None) -> Engine:
+    """The first engine that answers: DOCKER_HOST, docker's current context, the default sockets, our own engine.
+
+    Raises EnvironmentFailure (hint `nox -s engine`) when none does, when the one the user named does not, or when
+    there is no buildx.
+    """
+    place = place or Place.default()
+    tried: list[str] = []
+    for candidate in _candidates(place):
+        try:
+            client = _answering(candidate)
+        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+            reason = _reason(error)
+            if candidate.explicit:
+                raise EnvironmentFailure(
+                    f"the engine at {candidate.address} ({candidate.source}) does not answer: {reason}",
+                    hint=f"start it, or no longer name it and let the line find another; {HINT}",
+                ) from error
+            tried.append(f"{candidate.address} ({candidate.source}): {reason}")
+            continue
+        try:
+            return _describe(client, candidate, place)
+        except BaseException:
+            client.close()
+            raise
+    raise EnvironmentFailure("no container engine answers", hint=HINT, details=tuple(tried))
+
+
+def is_remote(address: str) -> bool:
+    """Whether the address names another machine (ssh, or tcp to something else than loopback)."""
+    parts = urlsplit(address)
+    if parts.scheme in ("unix", "http+unix", "npipe", ""):
+        return False
+    if parts.scheme == "ssh":
+        return True
+    host = parts.hostname or ""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def _candidates(place: Place) -> list[_Candidate]:
+    if address := os.environ.get("DOCKER_HOST"):
+        try:
+            settings: dict[str, Any] = kwargs_from_env()
+        except docker.errors.DockerException as error:
+            raise EnvironmentFailure(f"DOCKER_HOST {address}: {error}", hint="mend DOCKER_CERT_PATH") from error
+        return [_Candidate(address, "DOCKER_HOST", True, settings.get("tls", False), {"DOCKER_HOST": address})]
+    found = []
+    if context := _context():
+        found.append(context)
+    sockets = [Path("/var/run/docker.sock")]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        sockets.append(Path(runtime) / "docker.sock")
+    found += [_local(s, "default socket") for s in sockets if s.exists()]
+    found.append(_local(place.socket, "our own engine"))
+    return found
+
+
+def _local(socket: Path, source: str) -> _Candidate:
+    address = f"unix://{socket}"
+    # Ours wins over variables that would make a docker command look elsewhere or speak TLS.
+    return _Candidate(address, source, False, env={"DOCKER_HOST": address, "DOCKER_TLS_VERIFY": ""})
+
+
+def _context() -> _Candidate | None:
+    """Docker's current context, unless it is the default one."""
+    name = os.environ.get("DOCKER_CONTEXT") or None
+    try:
+        context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
+    except Exception as error:  # docker-py raises bare Exception for a broken context file
+        raise EnvironmentFailure(
+            f"docker's current context cannot be read: {error}", hint="`docker context use default`"
+        ) from error
+    if context is None:
+        if name:
+            raise EnvironmentFailure(f"DOCKER_CONTEXT names {name!r}, which is no context", hint="`docker context ls`")
+        return None
+    if context.Name == "default" or not context.Host:
+        return None
+    # A docker command reads the context itself, its certificates included.
+    env = {"DOCKER_CONTEXT": context.Name}
+    return _Candidate(context.Host, f"docker context {context.Name}", True, context.TLSConfig or False, env)
+
+
+def _answering(candidate: _Candidate) -> docker.DockerClient:
+    ssh = candidate.address.startswith("ssh://")
+    client = docker.DockerClient(
+        base_url=candidate.address,
+        tls=candidate.tls,
+        timeout=_PING_SSH_S if ssh else _PING_S,
+        use_ssh_client=ssh,
+    )
+    try:
+        client.ping()
+    except BaseException:
+        client.close()
+        raise
+    client.api.timeout = _CALL_S
+    return client
+
+
+def _describe(client: docker.DockerClient, candidate: _Candidate, place: Place) -> Engine:
+    info = client.info()
+    containerd = any("io.containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or ())
+    buildx = plugin.find(place)
+    own = candidate.address == place.address and place.dockerd() is not None
+    native = place.started() == "systemd" and candidate.source == "default socket"
+    return Engine(
+        client=client,
+        address=candidate.address,
+        buildx=buildx.argv,
+        buildx_version=buildx.version,
+        version=str(info.get("ServerVersion", "unknown")),
+        store="containerd" if containerd else "classic",
+        id=str(info.get("ID", "")),
+        owned=own or native,
+        remote=is_remote(candidate.address),
+        env=candidate.env,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in one line: docker-py wraps a refused connection three times."""
+    text = str(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    for known in ("Permission denied", "Connection refused", "No such file or directory", "timed out"):
+        if known in text:
+            return known
+    return text.splitlines()[0] if text else type(error).__name__
