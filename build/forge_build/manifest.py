@@ -207,7 +207,7 @@ class Manifest(Frozen):
     target: Target
     indexes: dict[Name, Index] = Field(default_factory=dict)
     base: Base
-    environments: dict[Literal["runtime", "builder"], Environment]
+    environments: dict[str, Environment]
     sources: dict[Name, Source] = Field(default_factory=dict)
     wheels: dict[Name, BuiltWheel] = Field(default_factory=dict)
     image: Image
@@ -220,8 +220,8 @@ class Manifest(Frozen):
         for name, wheel in self.wheels.items():
             if wheel.source not in self.sources:
                 raise ValueError(f"wheels.{name}.source: no source {wheel.source!r} in `sources`")
-        if missing := {"runtime", "builder"} - set(self.environments):
-            raise ValueError(f"environments: {', '.join(sorted(missing))} missing")
+        if set(self.environments) != {"runtime", "builder"}:
+            raise ValueError("environments: exactly `runtime` and `builder` are needed")
         return self
 
     def resolving_sha256(self) -> str:

@@ -116,3 +116,16 @@ def save(lock: Lock) -> Path:
     header = f"# Made by `nox -s lock -- --profile {lock.profile}`; do not edit.\n"
     write_text(path, header + yaml.safe_dump(data, sort_keys=False, width=1000, allow_unicode=True))
     return path
+
+
+def read(profile: str) -> Lock | None:
+    """The lock of a profile as it lies there, whatever its manifest says now; none when there is none."""
+    path = lock_path(profile)
+    if not path.exists():
+        return None
+    try:
+        return Lock.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise UsageError(
+            f"{path}: {error.error_count()} mistakes", details=mistakes(error), hint="delete it and resolve again"
+        ) from error

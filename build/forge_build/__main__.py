@@ -1,0 +1,61 @@
+"""`python -m forge_build VERB`: lock, build, and questions about one thing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from forge_build import lock as locks
+from forge_build import manifest as manifests
+from forge_build import pipeline
+from forge_build.lock.diff import diff
+from forge_build.lock.resolve import resolve
+from forge_core.cli import Parser
+from forge_core.console import Console
+from forge_core.errors import UsageError
+from forge_core.store import Store
+
+
+def lock(options: argparse.Namespace, console: Console) -> int:
+    """Resolve a manifest, write its lock, print what changed."""
+    manifest = manifests.load(options.profile)
+    if options.offline:
+        raise UsageError("a lock cannot be resolved offline", hint="leave --offline away")
+    previous = locks.read(manifest.profile)
+    new = resolve(manifest, previous, Store.open(), upgrade=options.upgrade, console=console)
+    changes = diff(previous, new)
+    path = locks.save(new)
+    if options.json:
+        print(json.dumps([change.model_dump() for change in changes], indent=2))
+    else:
+        print("\n".join(map(str, changes)) or f"{path.name}: nothing changes")
+    return 0
+
+
+def build(options: argparse.Namespace, console: Console) -> int:
+    """Run the build side of the line; print where the image is."""
+    record = pipeline.build(options.profile, offline=options.offline, keep=options.keep, console=console)
+    print(record.model_dump_json(indent=2) if options.json else record.image)
+    return 0
+
+
+def schema(options: argparse.Namespace, console: Console) -> int:
+    """Print the JSON schema of a manifest, for editors."""
+    print(json.dumps(manifests.json_schema(), indent=2))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns its exit code."""
+    parser = Parser("forge_build", "from a manifest to an image in staging and its record")
+    verb = parser.verb("lock", lock, "resolve a manifest to versions and sha256")
+    verb.add_argument("--upgrade", action="store_true", help="resolve everything anew")
+    parser.verb("build", build, "build the image from locked inputs, push it to staging, write the record")
+    parser.verb("schema", schema, "print the JSON schema of a manifest")
+    return parser.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
