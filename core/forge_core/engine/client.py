@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import docker
@@ -22,9 +22,9 @@ from forge_core.engine.place import Place
 from forge_core.errors import EnvironmentFailure
 
 HINT = "`nox -s engine` starts one"
-_PING_S = 10.0
-_PING_SSH_S = 40.0
-_CALL_S = 120.0
+_PING_S = 10
+_PING_SSH_S = 40
+_CALL_S = 120
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,12 @@ def is_remote(address: str) -> bool:
 def _candidates(place: Place) -> list[_Candidate]:
     if address := os.environ.get("DOCKER_HOST"):
         try:
-            settings: dict[str, Any] = kwargs_from_env()
+            settings = dict(kwargs_from_env())
         except docker.errors.DockerException as error:
             raise EnvironmentFailure(f"DOCKER_HOST {address}: {error}", hint="mend DOCKER_CERT_PATH") from error
-        return [_Candidate(address, "DOCKER_HOST", True, settings.get("tls", False), {"DOCKER_HOST": address})]
+        tls = settings.get("tls", False)
+        assert isinstance(tls, TLSConfig | bool)
+        return [_Candidate(address, "DOCKER_HOST", True, tls, {"DOCKER_HOST": address})]
     found = []
     if context := _context():
         found.append(context)

@@ -115,15 +115,28 @@ class Place:
         return process if f"--pidfile={self.pidfile}" in command else None
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this engine: those that carry our marker, and what they started (containers)."""
+        """Every process of this engine: those that carry our marker, what they started, and orphaned containers."""
+        containers = {p.name for p in self.containers.iterdir()} if self.containers.is_dir() else set()
         ours: dict[int, psutil.Process] = {}
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARKER) == str(self.root):
+                if process.environ().get(MARKER) == str(self.root) or containers & _groups(process.pid):
                     ours[process.pid] = process
                     ours.update({child.pid: child for child in process.children(recursive=True)})
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 continue
         # A caller that exported the marker is no part of the engine; neither are we.
         ours.pop(os.getpid(), None)
         return list(ours.values())
+
+    @property
+    def containers(self) -> Path:
+        """One folder per container, named by its id."""
+        return self.root / "data" / "containers"
+
+
+def _groups(pid: int) -> set[str]:
+    """The last names of a process's control groups: docker names them by container id."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+    # systemd's driver calls it docker-ID.scope
+    return {line.rpartition("/")[2].removeprefix("docker-").removesuffix(".scope") for line in lines}

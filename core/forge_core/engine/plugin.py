@@ -22,7 +22,13 @@ _SYSTEM_FOLDERS = (
     "/usr/libexec/docker/cli-plugins",
 )
 
-MISSING_HINT = "install the package docker-buildx (docker-buildx-plugin from Docker's own repository)"
+MISSING_HINT = (
+    "`nox -s engine` as root installs it; the package is docker-buildx, docker-buildx-plugin in Docker's own repository"
+)
+
+
+class BuildxMissing(EnvironmentFailure):
+    """An engine answers, but there is nothing to build with."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,13 @@ class Buildx:
 def find(place: Place | None = None) -> Buildx:
     """The first buildx that runs: docker's plugin folders, PATH, `docker buildx`, our engine's root.
 
-    Raises EnvironmentFailure when there is none.
+    Raises BuildxMissing when there is none.
     """
     for argv in _candidates(place or Place.default()):
         completed = run([*argv, "version"], check=False, timeout=60)
         if completed.returncode == 0 and (match := re.search(r"\bv?(\d+\.\d+\.\d+\S*)", completed.stdout)):
             return Buildx(argv, match[1])
-    raise EnvironmentFailure("no buildx: the engine has no front end to build with", hint=MISSING_HINT)
+    raise BuildxMissing("no buildx: the engine has no front end to build with", hint=MISSING_HINT)
 
 
 def _candidates(place: Place) -> Iterator[tuple[str, ...]]:
