@@ -153,7 +153,18 @@ class Step:
             else (f"{done:.0f} of {total:.0f} {unit}")
         )
         left = f", about {duration(elapsed * (total - done) / done)} left" if 0 < done < total else ""
-        line = f"    {amount}, {duration(elapsed)}{left}" + (f" - {note}" if note else "")
+        self._draw(f"    {amount}, {duration(elapsed)}{left}" + (f" - {note}" if note else ""))
+
+    def waiting(self, note: str) -> None:
+        """Report that the step still waits, for what cannot be counted; shows the elapsed time."""
+        now = time.monotonic()
+        if now - self._last >= (_LIVE_INTERVAL_S if self.console.live else _PLAIN_INTERVAL_S):
+            self._last = now
+            self._draw(f"    {duration(self.elapsed)} - {note}")
+
+    def _draw(self, line: str) -> None:
+        if self.console.quiet:
+            return
         if self.console.live:
             width = max(20, self.console._rich.width - 1)
             sys.stderr.write("\r\x1b[2K" + redact(line)[:width])

@@ -1,0 +1,242 @@
+"""Boot: a container with the server in it, from creation to readiness, and always its removal."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+import docker.types
+import httpx
+import requests
+from docker.models.containers import Container
+
+from forge_core.console import Console, Step, duration
+from forge_core.engine import Engine
+from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.model import ModelRef
+from forge_validate import diagnose, options
+from forge_validate.follow import Follower
+from forge_validate.phases import Watch
+from forge_validate.server import Server
+from forge_validate.serving import MODEL_MOUNT, Serving
+
+_POLL_S = 0.25
+
+
+@contextmanager
+def boot(
+    engine: Engine,
+    image: str,
+    serving: Serving,
+    model: ModelRef,
+    folder: Path,
+    *,
+    log: Path,
+    console: Console,
+    keep: bool = False,
+) -> Iterator[Server]:
+    """Start a server on `image` (an id or a reference by digest) and yield it once it is ready.
+
+    Raises Refused (1) when it dies or hangs at its start, UsageError (2) for a rejected flag or missing weights,
+    EnvironmentFailure (3) for trouble with engine, port or mount. Whatever ends the block, the container is removed,
+    unless `keep`.
+    """
+    if engine.remote:
+        raise EnvironmentFailure(
+            f"the engine at {engine.address} is on another machine: it sees no model folder of this one",
+            hint="run validate on the machine of the engine; it needs the record, the model and staging",
+        )
+    name = f"sm120-forge-{serving.profile}-{secrets.token_hex(3)}"
+    identity = f"forge-{secrets.token_hex(8)}"
+    follower: Follower | None = None
+    try:
+        with console.step("boot", name) as step:
+            container = _create(engine, image, name, serving, identity, folder)
+            _demand_model(container, model, folder)
+            began = time.monotonic()
+            _start(container)
+            follower = Follower(container, log)
+            follower.start()
+            watch = Watch(serving.phases, serving.stall, began)
+            url = _await_ready(container, serving, follower, watch, step, log)
+            _demand_identity(url, serving, identity)
+            step.result(f"ready at {url}")
+        yield Server(
+            url=url,
+            served=serving.model,
+            offers=frozenset({"container", "log"}),
+            container=name,
+            log=log,
+            phases=watch.taken,
+            died=lambda: _death(container),
+        )
+    finally:
+        with _undisturbed():
+            if keep:
+                console.say(f"kept the container {name}; remove it with `docker rm -f {name}`")
+            else:
+                _remove(engine, name)
+            if follower is not None:
+                follower.join(1 if keep else 5)
+
+
+def _create(engine: Engine, image: str, name: str, serving: Serving, identity: str, folder: Path) -> Container:
+    user = str(engine.client.images.get(image).attrs.get("Config", {}).get("User") or "")
+    if user.partition(":")[0] in ("", "0", "root"):
+        raise Refused(f"the image {image} runs as root", hint="give it a USER in the Dockerfile")
+    try:
+        return engine.client.containers.create(image, **options.create(serving, name, identity, folder))
+    except docker.errors.APIError as error:
+        raise _engine_refused(error, folder) from error
+
+
+def _start(container: Container) -> None:
+    try:
+        container.start()
+    except docker.errors.APIError as error:
+        raise _engine_refused(error, None) from error
+
+
+def _engine_refused(error: docker.errors.APIError, folder: Path | None) -> ForgeError:
+    text = str(error.explanation or error)
+    if "bind source path does not exist" in text:
+        return EnvironmentFailure(
+            f"the engine does not see {folder}",
+            hint="an engine in a container or a chroot sees only some folders: put the checkout, or --model, into one",
+        )
+    if "executable file not found" in text or "no command specified" in text:
+        return UsageError(f"the server's command is not in the image: {text}", hint="correct `command` in the serving")
+    if "device driver" in text or "CDI" in text:
+        return EnvironmentFailure(f"the engine gives no GPU: {text}", hint="the engine needs nvidia-container-toolkit")
+    return EnvironmentFailure(f"the engine does not start the container: {text}")
+
+
+def _demand_model(container: Container, model: ModelRef, folder: Path) -> None:
+    """Read the smallest file back through the engine: a mount that arrives empty is no missing model."""
+    smallest = min((f for f in model.files if f.size > 0), key=lambda f: f.size)
+    try:
+        stream, _ = container.get_archive(f"{MODEL_MOUNT}/{smallest.path}")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+            member = archive.extractfile(archive.getmembers()[0])
+            arrived = sha256(member.read()).hexdigest() if member else None
+    except docker.errors.NotFound:
+        arrived = None
+    if arrived != smallest.sha256:
+        what = "empty" if arrived is None else "with other bytes"
+        raise EnvironmentFailure(
+            f"{folder} arrives {what} in the container: the engine has another folder under this path",
+            hint="an engine in a container or a chroot sees only some folders: put the checkout, or --model, into one",
+        )
+
+
+def _await_ready(
+    container: Container, serving: Serving, follower: Follower, watch: Watch, step: Step, log: Path
+) -> str:
+    """Wait for the log's last marker and a healthy answer; returns the address. Raises what `boot` documents."""
+    url: str | None = None
+    while True:
+        state = _state(container)
+        if not state.get("Running"):
+            follower.join(5)
+            raise diagnose.launch_failure(
+                follower.lines(),
+                exit_code=state.get("ExitCode"),
+                oom_killed=bool(state.get("OOMKilled")),
+                memory=serving.limits.memory,
+                log=log,
+            )
+        url = url or _address(container, serving.port)
+        now = time.monotonic()
+        for phase in watch.see(follower.fresh(), now):
+            step.say(f"{phase} took {duration(watch.taken[phase])}")
+        if watch.done and url is not None and _healthy(url, serving.health):
+            return url
+        if (late := watch.late(now)) is not None:
+            raise Refused(
+                f"the server hangs at its start: the phase `{late.name}` is not over after {late.deadline:.0f} s",
+                hint="read the log; if the machine is just slow, raise the phase's deadline in the serving",
+                log=log,
+                details=tuple(follower.lines()[-15:]),
+            )
+        if (silent := watch.stalled(now)) is not None:
+            step.say(f"no line for {duration(silent)} in the phase `{watch.phase}`; the last one: {watch.last_line}")
+        step.waiting(f"{watch.phase}: {watch.last_line}"[:160])
+        time.sleep(_POLL_S)
+
+
+def _state(container: Container) -> Mapping[str, Any]:
+    try:
+        container.reload()
+    except docker.errors.NotFound as error:
+        raise EnvironmentFailure(f"someone removed the container {container.name}") from error
+    except (docker.errors.APIError, requests.RequestException) as error:
+        raise EnvironmentFailure(f"the engine no longer answers: {error}") from error
+    state: Mapping[str, Any] = container.attrs["State"]
+    return state
+
+
+def _address(container: Container, port: int) -> str | None:
+    """Where the engine published the server's port; none until it has."""
+    published = (container.attrs["NetworkSettings"].get("Ports") or {}).get(f"{port}/tcp")
+    return f"http://127.0.0.1:{published[0]['HostPort']}" if published else None
+
+
+def _healthy(url: str, path: str) -> bool:
+    """Whether the health endpoint says 200. Needed, but never evidence of anything."""
+    try:
+        return httpx.get(url + path, timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _demand_identity(url: str, serving: Serving, identity: str) -> None:
+    """The server that answers on the published port tells the random word we gave ours."""
+    if serving.identity_flag is None:
+        return
+    try:
+        body = httpx.get(f"{url}/model_info", timeout=30, trust_env=False).json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise EnvironmentFailure(f"{url}/model_info gives no description of the server: {error}") from error
+    told = body.get(serving.identity_flag.replace("-", "_")) if isinstance(body, dict) else None
+    if told != identity:
+        raise EnvironmentFailure(
+            f"the server at {url} is not the one we started: it tells {told!r}, ours was given {identity!r}",
+            hint="another server holds the port; nothing was judged",
+        )
+
+
+def _death(container: Container) -> str | None:
+    state = _state(container)
+    if state.get("Running"):
+        return None
+    why = "out of memory" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+    return f"the server died ({why})"
+
+
+def _remove(engine: Engine, name: str) -> None:
+    """By name: an interrupt may come after the engine made the container and before we learn of it."""
+    with suppress(docker.errors.NotFound):
+        engine.client.api.remove_container(name, v=True, force=True)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not stop the removal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,24 @@
+"""Checks: pure functions from the evidence of one case to a result that explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from forge_validate.checks import finite, known, same, server, tokens
+from forge_validate.checks.result import CheckResult, Evidence
+
+Check = Callable[[Evidence], CheckResult]
+
+CHECKS: Mapping[str, Check] = {
+    "served-model": server.served_model,
+    "model-info": server.model_info,
+    "refused": server.unknown_model,
+    "text": tokens.text,
+    "known": known.known,
+    "thinking": known.thinking,
+    "finite": finite.finite,
+    "same": same.same,
+}
+"""What a suite may name."""
+
+__all__ = ["CHECKS", "Check", "CheckResult", "Evidence"]

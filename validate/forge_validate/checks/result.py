@@ -1,0 +1,69 @@
+"""What a check sees and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forge_core.model import Frozen
+from forge_validate.exchange import Exchange
+from forge_validate.policy import Policy
+from forge_validate.suite import Case, Question
+
+Outcome = Literal["passed", "warned", "failed", "unmeasured"]
+
+
+class CheckResult(Frozen):
+    """One judgement: the outcome, the number or word it rests on, the model's answer, and why."""
+
+    check: str
+    """`case/check`."""
+    outcome: Outcome
+    value: str | float | None = None
+    answer: str | None = None
+    """What the model said, shortened, invisible characters escaped."""
+    explanation: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that one check may look at."""
+
+    check: str
+    """`case/check`."""
+    case: Case
+    exchange: Exchange
+    question: Question | None
+    served: str
+    """The name the server was told to serve under."""
+    policy: Policy
+    others: Mapping[str, Exchange] = field(default_factory=dict)
+    """The exchanges of all cases, by case."""
+
+    def passed(self, explanation: str, *, value: str | float | None = None, answer: str | None = None) -> CheckResult:
+        """A pass."""
+        return self._result("passed", explanation, value, answer)
+
+    def failed(self, explanation: str, *, value: str | float | None = None, answer: str | None = None) -> CheckResult:
+        """A fail."""
+        return self._result("failed", explanation, value, answer)
+
+    def unmeasured(self, explanation: str) -> CheckResult:
+        """No result: the case was not asked, timed out or crashed."""
+        return self._result("unmeasured", explanation, None, None)
+
+    def _result(self, outcome: Outcome, explanation: str, value: str | float | None, answer: str | None) -> CheckResult:
+        return CheckResult(
+            check=self.check,
+            outcome=outcome,
+            value=value,
+            answer=None if answer is None else shown(answer),
+            explanation=explanation,
+        )
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """A text for people: shortened, line ends and whatever cannot be seen escaped."""
+    cut = text if len(text) <= limit else text[:limit] + f"… ({len(text)} characters)"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

@@ -1,0 +1,44 @@
+"""What a server says about itself."""
+
+from __future__ import annotations
+
+from forge_validate.checks.result import CheckResult, Evidence
+
+
+def served_model(evidence: Evidence) -> CheckResult:
+    """`/v1/models` lists exactly the model we told it to serve."""
+    body = evidence.exchange.response
+    listed = body.get("data") if isinstance(body, dict) else None
+    if evidence.exchange.status != 200 or not isinstance(listed, list):
+        return evidence.failed(f"HTTP {evidence.exchange.status}, no list of models")
+    names = [str(model.get("id")) for model in listed if isinstance(model, dict)]
+    text = ", ".join(names)
+    if names != [evidence.served]:
+        return evidence.failed(f"lists {text or 'nothing'}, not {evidence.served}", value=text)
+    return evidence.passed("lists the model we serve, and no other", value=text)
+
+
+def model_info(evidence: Evidence) -> CheckResult:
+    """`/model_info` describes a generating model under our name."""
+    body = evidence.exchange.response
+    if evidence.exchange.status != 200 or not isinstance(body, dict):
+        return evidence.failed(f"HTTP {evidence.exchange.status}, no description of the model")
+    name = body.get("served_model_name")
+    if name != evidence.served:
+        return evidence.failed(f"describes {name!r}, not {evidence.served}", value=str(name))
+    if body.get("is_generation") is not True:
+        return evidence.failed("the server does not take the model for a generating one", value=str(name))
+    kind = ", ".join(body.get("architectures") or ()) or str(body.get("model_type"))
+    return evidence.passed(f"describes the model we serve ({kind})", value=str(name))
+
+
+def unknown_model(evidence: Evidence) -> CheckResult:
+    """A model that is not served is refused by name.
+
+    SGLang 0.5.23 answers 200 and echoes the name, which is why `/v1/models` is what counts; a policy makes this check
+    optional there.
+    """
+    status = evidence.exchange.status
+    if status in (400, 404):
+        return evidence.passed(f"HTTP {status}", value=status)
+    return evidence.failed(f"HTTP {status} for a model that is not served", value=status)

@@ -1,0 +1,58 @@
+"""From a serving to what the engine is asked for: least privilege first, then what the serving needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+
+from forge_validate.serving import MODEL_MOUNT, Serving
+
+LABEL = "sm120-forge.validate"
+"""On every container we start; its value is the profile."""
+
+
+def create(serving: Serving, name: str, identity: str, folder: Path) -> dict[str, Any]:
+    """Arguments of docker-py's `containers.create`: the image's own user, no capabilities, a read-only root."""
+    limits = serving.limits
+    chosen: dict[str, Any] = {
+        "command": list(serving.arguments(identity)),
+        "name": name,
+        "labels": {LABEL: serving.profile},
+        "environment": serving.environment,
+        # A bind mount, not a volume: a folder the engine does not see is an error then, not an empty folder.
+        "mounts": [Mount(MODEL_MOUNT, str(folder), type="bind", read_only=True)],
+        # Port 0: the engine finds a free one, so nothing collides; loopback, so nobody else can ask.
+        "ports": {f"{serving.port}/tcp": ("127.0.0.1", None)},
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "read_only": True,
+        "tmpfs": {path: f"rw,nosuid,nodev,exec,mode=1777,size={size}" for path, size in serving.tmpfs.items()},
+        "mem_limit": limits.memory,
+        # Equal to the memory: no swap, so that what is too big dies instead of crawling.
+        "memswap_limit": limits.memory,
+        "pids_limit": limits.pids,
+        "shm_size": limits.shm,
+        "ulimits": [Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in limits.ulimits],
+        # Reaps what the server's workers leave behind, and passes signals on.
+        "init": True,
+        # `docker logs` must be able to read it back, whatever the engine's default driver is.
+        "log_config": LogConfig(type="json-file", config={"max-size": "64m"}),
+    }
+    if serving.command:
+        chosen["entrypoint"] = list(serving.command)
+    if requests := _devices(serving):
+        chosen["device_requests"] = requests
+    return chosen
+
+
+def _devices(serving: Serving) -> list[DeviceRequest]:
+    devices = serving.devices
+    if devices.cdi:
+        return [DeviceRequest(driver="cdi", device_ids=list(devices.cdi))]
+    if devices.gpus == "all":
+        return [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    if devices.gpus:
+        return [DeviceRequest(device_ids=list(devices.gpus), capabilities=[["gpu"]])]
+    return []

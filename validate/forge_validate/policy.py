@@ -1,0 +1,79 @@
+"""Policy: what a verdict demands, with which thresholds, and where a tag may move."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from forge_core.model import Frozen
+from forge_validate import data
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+
+
+class Threshold(Frozen):
+    """A number and why it is that number."""
+
+    value: float
+    reason: Annotated[str, StringConstraints(min_length=15)]
+
+
+class Text(Frozen):
+    """Thresholds of the garbage detector; every text a model says is held to them."""
+
+    repeat_times: Threshold
+    """A unit said at least this often in a row is a repetition."""
+    repeat_length: Threshold
+    """Longest repetition allowed, in characters, white space not counted."""
+    repeat_share: Threshold
+    """Largest share of a text that one repetition may be."""
+    distinct_window: Threshold
+    """Characters per window in which distinct characters are counted, white space not counted."""
+    distinct_ratio: Threshold
+    """Smallest share of distinct characters in any full window."""
+    strange_characters: Threshold
+    """Control, private, unassigned and replacement characters allowed."""
+    scripts: Threshold
+    """Largest number of writing systems in one text."""
+
+
+class Waived(Frozen):
+    """A deviation that promotion accepts."""
+
+    kind: str
+    subject: str = "*"
+    """Shell pattern over the deviation's subject."""
+    reason: Annotated[str, StringConstraints(min_length=15)]
+
+
+class Promotion(Frozen):
+    """Which tags move on a pass."""
+
+    candidate_tag: Tag
+    """Moves first, and is read back, before the release tag is touched."""
+    release_tag: Tag
+    registries: Literal["loopback", "any"]
+
+
+class Policy(Frozen):
+    """What one profile demands."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    profile: str
+    suite: str
+    optional: tuple[str, ...] = ()
+    """Shell patterns over `case/check`; all other checks are required."""
+    text: Text
+    accepts: tuple[Waived, ...] = ()
+    promotion: Promotion
+
+    def requires(self, check: str) -> bool:
+        """Whether a verdict fails without a pass of this `case/check`."""
+        return not any(fnmatchcase(check, pattern) for pattern in self.optional)
+
+
+def load(profile: str) -> Policy:
+    """The policy of a profile; raises UsageError."""
+    return data.load("policies", profile, Policy)

@@ -1,0 +1,166 @@
+"""Probing: asks the cases of a suite and records what came back. It never judges.
+
+`openai` for what a server's users use, `httpx` for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from forge_core.redact import redact
+from forge_validate import exchange
+from forge_validate.exchange import Exchange, Request
+from forge_validate.server import Server
+from forge_validate.suite import Answers, Case, Suite
+
+_PATHS = {
+    "models": "/v1/models",
+    "model-info": "/model_info",
+    "completion": "/v1/completions",
+    "chat": "/v1/chat/completions",
+}
+
+
+def probe(
+    server: Server,
+    suite: Suite,
+    answers: Answers,
+    folder: Path,
+    on_case: Callable[[int, Case], None] = lambda done, case: None,
+) -> tuple[Exchange, ...]:
+    """Ask every case in order, one at a time; writes `folder/<case>.json` and returns the exchanges.
+
+    A time-out, a broken connection or a dead server is an exchange with an `error`, not an exception.
+    """
+    taken = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.json"):
+        old.unlink()
+    for number, case in enumerate(suite.cases):
+        on_case(number, case)
+        request = compose(case, answers, server.served, suite.seed)
+        why = server.died()
+        found = _lost(case, request, 0.0, f"not asked: {why}") if why else ask(server, case, request)
+        if found.error is not None and why is None and (why := server.died()) is not None:
+            found = found.model_copy(update={"error": f"{found.error}; {why}"})
+        exchange.save(found, folder)
+        taken.append(found)
+    return tuple(taken)
+
+
+def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
+    """What a case sends: temperature 0, the suite's seed, the case's token budget."""
+    path = _PATHS[case.endpoint]
+    if case.question is None:
+        return Request(method="GET", path=path)
+    question = answers.questions[case.question]
+    body: dict[str, Any] = {
+        "model": case.model or served,
+        "temperature": 0,
+        "seed": seed,
+        "max_tokens": case.max_tokens,
+    }
+    if case.endpoint == "completion":
+        body["prompt"] = question.prompt
+        if case.logprobs:
+            body["logprobs"] = case.logprobs
+    else:
+        body["messages"] = list(question.messages)
+        if case.logprobs:
+            body |= {"logprobs": True, "top_logprobs": case.logprobs}
+        if case.thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": case.thinking}
+    if case.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return Request(method="POST", path=path, body=body)
+
+
+def ask(server: Server, case: Case, request: Request) -> Exchange:
+    """Send one request and record what came back."""
+    began = time.monotonic()
+    try:
+        if request.method == "GET":
+            status, headers, text = _get(server, request, case.timeout)
+        else:
+            status, headers, text = _post(server, request, case.timeout)
+    except _OutOfTime:
+        return _lost(case, request, time.monotonic() - began, f"no complete response within {case.timeout:.0f} s")
+    except (httpx.HTTPError, openai.APIConnectionError) as error:
+        # openai's own message is "Connection error."; what happened is its cause.
+        reason = error.__cause__ or error
+        return _lost(case, request, time.monotonic() - began, f"{type(reason).__name__}: {reason}")
+    body, rest = _body(headers, text)
+    return Exchange(
+        name=case.name,
+        request=request,
+        status=status,
+        headers={name: redact(value) for name, value in headers.items()},
+        seconds=round(time.monotonic() - began, 3),
+        response=body,
+        text=rest,
+    )
+
+
+class _OutOfTime(Exception):
+    """The whole exchange took longer than the case allows."""
+
+
+def _get(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
+    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    # trust_env: a proxy of the environment must not stand between us and our own loopback.
+    with httpx.Client(timeout=timeout, trust_env=False, headers=headers) as client:
+        try:
+            response = client.get(server.url + request.path)
+        except httpx.TimeoutException as error:
+            raise _OutOfTime from error
+    return response.status_code, dict(response.headers), response.text
+
+
+def _post(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
+    """Through the openai client; its own retries are off, because a second answer would hide a first failure."""
+    deadline = time.monotonic() + timeout
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key=server.api_key or "none",
+        max_retries=0,
+        timeout=timeout,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as client:
+        api: Any = client.completions if request.path == "/v1/completions" else client.chat.completions
+        known = {"model", "temperature", "seed", "max_tokens", "prompt", "messages", "logprobs", "top_logprobs"}
+        known |= {"stream", "stream_options"}
+        extra = {name: value for name, value in request.body.items() if name not in known}
+        arguments = {name: value for name, value in request.body.items() if name in known}
+        try:
+            with api.with_streaming_response.create(**arguments, extra_body=extra or None) as response:
+                parts = []
+                for part in response.iter_text():
+                    parts.append(part)
+                    if time.monotonic() > deadline:
+                        raise _OutOfTime
+                return response.status_code, dict(response.headers), "".join(parts)
+        except openai.APITimeoutError as error:
+            raise _OutOfTime from error
+        except openai.APIStatusError as error:
+            return error.status_code, dict(error.response.headers), error.response.text
+
+
+def _body(headers: dict[str, str], text: str) -> tuple[Any, str | None]:
+    """A body as JSON where it says it is and parses, as text otherwise."""
+    if "json" in headers.get("content-type", ""):
+        try:
+            return json.loads(text), None
+        except ValueError:
+            pass
+    return None, text
+
+
+def _lost(case: Case, request: Request, seconds: float, why: str) -> Exchange:
+    return Exchange(name=case.name, request=request, status=None, seconds=round(seconds, 3), error=redact(why))

@@ -1,0 +1,87 @@
+"""Promotion: the release tag moves to the digest that passed, and to nothing else; every move is read back."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from forge_core import registry
+from forge_core.errors import IntegrityError, Refused, UsageError
+from forge_core.files import write_text
+from forge_core.model import Digest, Frozen, ImageRef, Sha256
+from forge_validate.policy import Policy
+from forge_validate.receipt import Receipt
+from forge_validate.verdict import unaccepted
+
+FILE_NAME = "promotion.json"
+
+
+class Promotion(Frozen):
+    """One move of a release tag."""
+
+    schema_version: Literal[1] = 1
+    moved: datetime
+    receipt: Sha256
+    """Seal of the receipt that allowed it."""
+    image: ImageRef
+    candidate_tag: str
+    release_tag: str
+    previous: Digest | None
+    """What the release tag named before; none: there was no such tag."""
+
+    @property
+    def reference(self) -> str:
+        """What a user pulls."""
+        return f"{self.image.repository}:{self.release_tag}"
+
+
+def demand_allowed(receipt: Receipt, policy: Policy) -> None:
+    """Raise Refused (1) for anything but a pass without deviations the policy does not name.
+
+    Raises UsageError (2) for a registry the policy or the kind of build forbids, and for another policy than the
+    receipt was judged under.
+    """
+    if receipt.subject.policy != policy.content_sha256():
+        raise UsageError("the policy is not the one the receipt was judged under", hint="validate again")
+    if receipt.verdict.outcome != "passed":
+        raise Refused(f"not promoted: {receipt.verdict.cause}")
+    if open_ones := unaccepted(receipt.deviations, policy):
+        raise Refused(
+            f"not promoted: {len(open_ones)} deviation(s) that the policy does not accept",
+            details=tuple(f"{d.kind}: {d.subject}: {d.detail}" for d in open_ones),
+            hint="remove the cause, or name it with a reason in `accepts` of the policy",
+        )
+    image = receipt.subject.image
+    loopback_only = receipt.kind == "rehearsal" or policy.promotion.registries == "loopback"
+    if loopback_only and not registry.is_loopback(image.repository):
+        raise UsageError(
+            f"a {receipt.kind} is promoted on a loopback registry only, not on {image.registry}",
+            hint="build with staging on this machine, or validate with --no-promote",
+        )
+
+
+def promote(receipt: Receipt, policy: Policy, *, log: Path, record: Path) -> Promotion:
+    """Move the candidate tag, then the release tag, by digest; each is read back. Writes `record` last.
+
+    Raises as `demand_allowed`, EnvironmentFailure (3) when the registry does not answer, IntegrityError (5) when a
+    tag names something else afterwards.
+    """
+    demand_allowed(receipt, policy)
+    image, tags = receipt.subject.image, policy.promotion
+    previous = registry.digest_of(image.repository, tags.release_tag)
+    for tag in (tags.candidate_tag, tags.release_tag):
+        registry.tag(image, tag, log)
+        if (found := registry.digest_of(image.repository, tag)) != image.digest:
+            raise IntegrityError(f"{image.repository}:{tag} names {found} after it was moved to {image.digest}")
+    moved = Promotion(
+        moved=datetime.now(UTC),
+        receipt=receipt.sha256,
+        image=image,
+        candidate_tag=tags.candidate_tag,
+        release_tag=tags.release_tag,
+        previous=previous,
+    )
+    write_text(record, json.dumps(moved.model_dump(mode="json"), indent=2) + "\n")
+    return moved

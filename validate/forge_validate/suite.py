@@ -1,0 +1,144 @@
+"""Suite and answers: what is asked, and what a model is known to say. Both are data."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from forge_core.errors import UsageError
+from forge_core.model import Frozen
+from forge_validate import data
+from forge_validate.serving import Pattern
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+
+Endpoint = Literal["models", "model-info", "completion", "chat"]
+
+
+class Case(Frozen):
+    """One thing asked of a server. What it asks is here and in the answers; how it is judged is named in `checks`."""
+
+    name: Name
+    endpoint: Endpoint
+    question: Name | None = None
+    """Names a question of the answers; none for the endpoints that describe the server."""
+    thinking: bool | None = None
+    """`chat_template_kwargs.enable_thinking`; none: not sent, the template's own default."""
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Token budget of the reply, thinking included."""
+    stream: bool = False
+    logprobs: Annotated[int, Field(ge=1, le=20)] | None = None
+    """Alternatives per token to ask for; none: no logprobs."""
+    model: str | None = None
+    """Asked for instead of the served name."""
+    same_as: Name | None = None
+    """An earlier case whose reply this one's must equal (check `same`)."""
+    timeout: Annotated[float, Field(gt=0)]
+    """Seconds for the whole exchange."""
+    checks: Annotated[tuple[Name, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.endpoint in ("completion", "chat"):
+            if self.question is None or self.max_tokens is None:
+                raise ValueError(f"{self.name}: `{self.endpoint}` needs `question` and `max_tokens`")
+        elif self.question is not None:
+            raise ValueError(f"{self.name}: `{self.endpoint}` asks no question")
+        if ("same" in self.checks) != (self.same_as is not None):
+            raise ValueError(f"{self.name}: `same_as` and the check `same` go together")
+        return self
+
+
+class Suite(Frozen):
+    """A set of cases, in the order they are asked."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    suite: Name
+    seed: int
+    """Sent with every question."""
+    cases: Annotated[tuple[Case, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        seen: set[str] = set()
+        for case in self.cases:
+            if case.name in seen:
+                raise ValueError(f"two cases are named {case.name}")
+            if case.same_as is not None and case.same_as not in seen:
+                raise ValueError(f"{case.name}: same_as: no earlier case {case.same_as!r}")
+            seen.add(case.name)
+        return self
+
+
+class Expected(Frozen):
+    """What a text must be: one of `exactly` after normalising, or a full match of `pattern` on the normalised text."""
+
+    exactly: tuple[str, ...] = ()
+    pattern: Pattern | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.exactly and self.pattern is None:
+            raise ValueError("`exactly` or `pattern` must be given")
+        return self
+
+    def met_by(self, text: str) -> bool:
+        """Whether `text`, as a whole, is what is expected."""
+        found = normalised(text)
+        if found in {normalised(text) for text in self.exactly}:
+            return True
+        return self.pattern is not None and re.fullmatch(self.pattern, found) is not None
+
+    def __str__(self) -> str:
+        ways = [repr(text) for text in self.exactly] + ([f"/{self.pattern}/"] if self.pattern else [])
+        return " or ".join(ways)
+
+
+class Question(Frozen):
+    """One question and what the model is known to say to it."""
+
+    prompt: str | None = None
+    """For the completion endpoint."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """For the chat endpoint."""
+    content: Expected | None = None
+    """What the content must be, where there is content."""
+    reasoning: Expected | None = None
+    """What the reasoning must be when the content is empty; none: the content must not be empty."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise ValueError("exactly one of `prompt` and `messages` must be given")
+        return self
+
+
+class Answers(Frozen):
+    """What one model is known to say at temperature 0."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    model: str
+    seen: str
+    """When, and with which server, these answers were seen."""
+    questions: dict[Name, Question]
+
+
+def normalised(text: str) -> str:
+    """NFC, white space collapsed and stripped, one closing full stop dropped; case and all else kept."""
+    return " ".join(unicodedata.normalize("NFC", text).split()).removesuffix(".")
+
+
+def load(suite: str, model: str) -> tuple[Suite, Answers]:
+    """A suite and the answers of a model; raises UsageError when a case asks what the answers do not hold."""
+    found, answers = data.load("suites", suite, Suite), data.load("answers", model, Answers)
+    missing = tuple(
+        f"case {case.name} asks {case.question!r}"
+        for case in found.cases
+        if case.question is not None and case.question not in answers.questions
+    )
+    if missing:
+        raise UsageError(f"answers/{model}.yaml lacks what suites/{suite}.yaml asks", details=missing)
+    return found, answers
