@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from forge_validate import exchange
+from forge_validate.checks import CHECKS, Evidence
+from forge_validate.checks.result import CheckResult
+from forge_validate.checks.tokens import complain, measure
+from forge_validate.exchange import Exchange, Request
+from forge_validate.policy import Policy
+from forge_validate.suite import Case, Expected, Question, normalised
+
+from .conftest import WIRE, chat
+
+PARIS = Question(
+    messages=({"role": "user", "content": "?"},),
+    content=Expected(exactly=("The capital of France is Paris.",)),
+    reasoning=Expected(exactly=("The capital of France is Paris.",)),
+)
+
+
+def run(check: str, found: Exchange, rules: Policy, question: Question | None = PARIS, **case: Any) -> CheckResult:
+    values: dict[str, Any] = {
+        "name": "c", "endpoint": "chat", "question": "q", "max_tokens": 48, "timeout": 1, "checks": (check,),
+    }  # fmt: skip
+    others = case.pop("others", {})
+    if case.get("endpoint", "chat") != "chat":
+        question, values["question"] = None, None
+    return CHECKS[check](Evidence(f"c/{check}", Case(**(values | case)), found, question, "smollm2", rules, others))
+
+
+GARBAGE = [
+    "!!!!",
+    "!!!!!!!!!!!!!!!!",
+    "////",
+    "????????",
+    "! ! ! ! ! ! !",
+    "........................",
+    "should should should should",
+    "The answer is!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!",
+    "Par\ufffdis is the capital",
+    "Paris\x00",
+    "\x08\x08",
+    "Pa\ue000ris",
+    "<|endoftext|><|endoftext|>",
+    "Paris<|im_end|>",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab",
+    "capital столица 首都 عاصمة hauptstadt",
+    "abab" * 20,
+    "the the the the the the",
+    "\u200b" * 40 + "!!!!",
+    "is is is is is is is is of is is is is is is",
+]
+TEXT = [
+    "323",
+    "The capital of France is Paris.",
+    "No, no, no!",
+    "www.example.org",
+    "Wait... it is 42.",
+    "東京は日本の首都です。",
+    "Hello! I'm here to help with any kind of creative writing project. What can I help you with today?",
+    "\n\nThe area is π·r², about 3 µm.",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13",
+    "111",
+    "ha ha ha",
+    "Привет, the capital is Paris.",
+    '```json\n{\n  "name": "Paris",\n  "population": 1\n}\n```',
+    "Yes 👍 of course",
+    "x" * 3,
+    "    return x\n\n\n\n        return y",
+    "a man, a plan, a canal, and a man again",
+]
+
+
+@pytest.mark.parametrize("said", GARBAGE)
+@pytest.mark.parametrize("place", ["content", "reasoning"])
+def test_garbage_fails_wherever_it_stands(said: str, place: str, rules: Policy) -> None:
+    found = chat(said) if place == "content" else chat("The capital of France is Paris.", reasoning=said)
+    result = run("text", found, rules)
+    assert result.outcome == "failed", measure(said, rules.text)
+    assert place in result.explanation
+    assert result.answer
+
+
+@pytest.mark.parametrize("said", TEXT)
+def test_text_passes(said: str, rules: Policy) -> None:
+    assert run("text", chat(said), rules).outcome == "passed", complain(measure(said, rules.text), rules.text)
+
+
+def test_every_character_repeated_is_garbage(rules: Policy) -> None:
+    for code in range(0x21, 0x7F):
+        assert run("text", chat(chr(code) * 8), rules).outcome == "failed", chr(code)
+
+
+@pytest.mark.parametrize("content", ["", None, "   \n"])
+def test_nothing_at_all_fails(content: str | None, rules: Policy) -> None:
+    result = run("text", chat(content, finish="length", tokens=48), rules)
+    assert result.outcome == "failed"
+    assert "48 tokens" in result.explanation
+
+
+@pytest.mark.parametrize("content", ["The capital of France is Paris.", "\nThe capital  of France is Paris"])
+def test_a_known_answer(content: str, rules: Policy) -> None:
+    assert run("known", chat(content), rules).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "The capital of France is Paris!!!!",
+        "I said: The capital of France is Paris.",
+        "Paris",
+        "the capital of france is paris",
+    ],
+)
+def test_an_answer_that_only_contains_the_known_one_fails(content: str, rules: Policy) -> None:
+    result = run("known", chat(content), rules)
+    assert result.outcome == "failed"
+    assert result.answer == content
+
+
+@pytest.mark.parametrize(
+    ("content", "met"), [("323", True), ("323.", True), ("1323", False), ("323 or 324", False), ("3 2 3", False)]
+)
+def test_numbers_are_taken_whole(content: str, met: bool) -> None:
+    assert Expected(pattern="323").met_by(content) is met
+
+
+@pytest.mark.parametrize(("content", "field"), [("", "reasoning_content"), (None, "reasoning")])
+def test_the_answer_may_lie_in_the_reasoning_where_the_answers_say_so(
+    content: str | None, field: str, rules: Policy
+) -> None:
+    found = chat(content, reasoning="The capital of France is Paris.", field=field)
+    assert run("known", found, rules).outcome == "passed"
+    strict = PARIS.model_copy(update={"reasoning": None})
+    result = run("known", found, rules, strict)
+    assert result.outcome == "failed" and "parser" in result.explanation
+
+
+def test_an_exhausted_budget_is_told_apart_from_a_wrong_parser(rules: Policy) -> None:
+    result = run("known", exchange.load(WIRE / "sglang-0.5.23/chat_think_truncated.json"), rules, max_tokens=6)
+    assert result.outcome == "failed" and "budget of 6 ran out" in result.explanation
+
+
+def test_no_known_answer_is_unmeasured(rules: Policy) -> None:
+    question = PARIS.model_copy(update={"content": None})
+    assert run("known", chat("x"), rules, question).outcome == "unmeasured"
+
+
+@pytest.mark.parametrize(
+    ("found", "thinking", "outcome"),
+    [
+        (chat("x", reasoning="hm"), True, "passed"),
+        (chat("x", reasoning=None), True, "failed"),
+        (chat("x", reasoning="hm"), False, "failed"),
+        (chat("x"), False, "passed"),
+        (chat("<think>hm</think>x"), False, "failed"),
+        (chat("hm</think>x", reasoning="y"), True, "failed"),
+    ],
+)
+def test_thinking_is_where_it_belongs(found: Exchange, thinking: bool, outcome: str, rules: Policy) -> None:
+    assert run("thinking", found, rules, thinking=thinking).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "outcome"),
+    [
+        ([-0.5, -2.0], "passed"),
+        ([-0.5, None], "failed"),
+        ([float("nan")], "failed"),
+        ([float("-inf")], "failed"),
+        ([0.5], "failed"),
+        ([], "failed"),
+        (None, "failed"),
+    ],
+)
+def test_logprobs_are_finite(logprobs: list[float | None] | None, outcome: str, rules: Policy) -> None:
+    assert run("finite", chat("x", logprobs=logprobs), rules).outcome == outcome
+
+
+def test_nan_that_arrives_as_an_http_error_fails(rules: Policy) -> None:
+    body = {"object": "error", "message": "Out of range float values are not JSON compliant: nan", "code": 500}
+    found = chat("x", status=500).model_copy(update={"response": body})
+    result = run("finite", found, rules)
+    assert result.outcome == "failed" and "nan" in result.explanation
+
+
+def test_same(rules: Policy) -> None:
+    first, second = chat("a"), chat("b")
+
+    def compare(others: dict[str, Exchange]) -> CheckResult:
+        return run("same", first, rules, same_as="other", others=others)
+
+    assert compare({"other": first}).outcome == "passed"
+    assert compare({"other": second}).outcome == "failed"
+    assert compare({}).outcome == "unmeasured"
+    assert compare({"other": second.model_copy(update={"error": "timed out"})}).outcome == "unmeasured"
+
+
+def described(body: Any, status: int = 200) -> Exchange:
+    return Exchange(name="x", request=Request(method="GET", path="/v1/models"), status=status, seconds=0, response=body)
+
+
+def test_models_lists_ours_and_no_other(rules: Policy) -> None:
+    real = json.loads((WIRE / "sglang-0.5.23/v1_models.json").read_text())
+    about: dict[str, Any] = {"endpoint": "models"}
+    assert run("served-model", described(real), rules, **about).outcome == "passed"
+    other = {"data": [{"id": "qwen"}]}
+    assert run("served-model", described(other), rules, **about).outcome == "failed"
+    both = {"data": [{"id": "smollm2"}, {"id": "qwen"}]}
+    assert run("served-model", described(both), rules, **about).outcome == "failed"
+    assert run("served-model", described({}), rules, **about).outcome == "failed"
+    assert run("served-model", described(real, 503), rules, **about).outcome == "failed"
+
+
+def test_model_info(rules: Policy) -> None:
+    real = json.loads((WIRE / "sglang-0.5.23/model_info.json").read_text())
+    about: dict[str, Any] = {"endpoint": "model-info"}
+    assert run("model-info", described(real), rules, **about).outcome == "passed"
+    assert run("model-info", described(real | {"is_generation": False}), rules, **about).outcome == "failed"
+    assert run("model-info", described(real | {"served_model_name": "qwen"}), rules, **about).outcome == "failed"
+    assert run("model-info", described(None), rules, **about).outcome == "failed"
+
+
+def test_an_unknown_model(rules: Policy) -> None:
+    # SGLang answers 200 and echoes the name, vLLM refuses.
+    sglang = exchange.load(WIRE / "sglang-0.5.23/chat_unknown_model.json")
+    vllm = exchange.load(WIRE / "vllm-0.32.0/chat_unknown_model.json")
+    assert run("refused", sglang, rules).outcome == "failed"
+    assert run("refused", vllm, rules).outcome == "passed"
+
+
+def test_normalised_keeps_what_could_be_garbage() -> None:
+    assert normalised(" 323.\n") == "323"
+    assert normalised("323!") == "323!"
+    assert normalised("323...") == "323.."
+    assert normalised("e\u0301") == "é"

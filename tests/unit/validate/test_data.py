@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forge_core.errors import UsageError
+from forge_validate import data, policy, serving, suite
+from forge_validate.judge import demand_known_checks
+from forge_validate.options import create
+from forge_validate.serving import Devices, Serving
+from forge_validate.suite import Suite
+
+
+@pytest.mark.parametrize("profile", data.names("serving"))
+def test_every_profile_is_complete(profile: str) -> None:
+    plan, rules = serving.load(profile), policy.load(profile)
+    assert plan.profile == rules.profile == profile
+    found, _ = suite.load(rules.suite, plan.model)
+    demand_known_checks(found)
+    # An optional pattern that matches no check would be a typing error that loosens nothing, or all.
+    labels = [f"{case.name}/{check}" for case in found.cases for check in case.checks]
+    assert all(any(not rules.requires(label) for label in labels) for _ in rules.optional)
+
+
+def test_a_name_without_a_file_lists_those_there_are() -> None:
+    with pytest.raises(UsageError) as caught:
+        serving.load("nope")
+    assert "rehearsal" in str(caught.value.hint)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        data.parse("suites/x.yaml", {"schema": 1, "suite": "x", "sed": 1, "cases": [{"name": "A"}]}, Suite)
+    text = "\n".join(caught.value.details)
+    for place in ("seed", "sed", "cases.0.name", "cases.0.endpoint", "cases.0.timeout", "cases.0.checks"):
+        assert place in text
+
+
+def case(**changes: Any) -> dict[str, Any]:
+    base = {"name": "a", "endpoint": "chat", "question": "q", "max_tokens": 1, "timeout": 1, "checks": ["text"]}
+    return base | changes
+
+
+@pytest.mark.parametrize(
+    ("cases", "message"),
+    [
+        ([case(max_tokens=None)], "needs `question` and `max_tokens`"),
+        ([case(endpoint="models")], "asks no question"),
+        ([case(), case()], "two cases are named a"),
+        ([case(name="b", same_as="a", checks=["same"])], "no earlier case"),
+        ([case(checks=["same"])], "go together"),
+    ],
+)
+def test_a_suite_must_make_sense(cases: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        data.parse("x", {"schema": 1, "suite": "x", "seed": 1, "cases": cases}, Suite)
+    assert message in "\n".join(caught.value.details)
+
+
+def test_a_suite_that_asks_what_no_answer_is_known_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = data._read
+
+    def without(kind: data.Kind, name: str) -> Any:
+        found = real(kind, name)
+        if kind == "answers":
+            del found["questions"]["completion"]
+        return found
+
+    monkeypatch.setattr(data, "_read", without)
+    with pytest.raises(UsageError) as caught:
+        suite.load("smoke", "SmolLM2-135M-Instruct")
+    assert caught.value.details == ("case completion asks 'completion'",)
+
+
+def test_extends_replaces_whole_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = data._read("serving", "rehearsal")
+    child = {"extends": "rehearsal", "profile": "child", "flags": {"device": "cuda"}}
+    grandchild = {"extends": "child", "profile": "grandchild"}
+    files = {"rehearsal": real, "child": child, "grandchild": grandchild}
+    monkeypatch.setattr(data, "_read", lambda kind, name: dict(files[name]))
+    found = data.load("serving", "child", Serving)
+    assert found.flags == {"device": "cuda"} and found.model == real["model"]
+    with pytest.raises(UsageError, match="one level only"):
+        data.load("serving", "grandchild", Serving)
+
+
+def plan(**changes: Any) -> Serving:
+    return data.parse("x", data._read("serving", "rehearsal") | changes, Serving)
+
+
+def test_arguments() -> None:
+    words = plan(flags={"device": "cpu", "enable-metrics": True, "quiet": False, "seed": 0}).arguments("word")
+    assert words[:4] == ("--model-path", "/model", "--served-model-name", "SmolLM2-135M-Instruct")
+    assert words[-7:] == ("--device", "cpu", "--enable-metrics", "--seed", "0", "--weight-version", "word")
+    assert "--quiet" not in words
+
+
+@pytest.mark.parametrize("flag", ["port", "model-path", "--device", "api-key"])
+def test_flags_that_boot_decides_are_refused(flag: str) -> None:
+    with pytest.raises(UsageError):
+        plan(flags={flag: "x"})
+
+
+def test_a_container_gets_the_least_it_needs(tmp_path: Any) -> None:
+    made = create(plan(), "name", "word", tmp_path)
+    assert made["cap_drop"] == ["ALL"] and made["read_only"] and made["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in made and "privileged" not in made and "network_mode" not in made
+    assert made["mem_limit"] == made["memswap_limit"] == "8g"
+    assert made["ports"] == {"30000/tcp": ("127.0.0.1", None)}
+    (mount,) = made["mounts"]
+    assert mount["ReadOnly"] and mount["Type"] == "bind" and mount["Target"] == "/model"
+    assert "device_requests" not in made and "entrypoint" not in made
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (Devices(gpus="all"), {"Count": -1, "Capabilities": [["gpu"]]}),
+        (Devices(gpus=("0", "1")), {"DeviceIDs": ["0", "1"], "Capabilities": [["gpu"]]}),
+        (Devices(cdi=("nvidia.com/gpu=0",)), {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]}),
+    ],
+)
+def test_gpus(devices: Devices, expected: dict[str, Any], tmp_path: Any) -> None:
+    made = create(plan(devices=devices.model_dump()), "name", "word", tmp_path)
+    (request,) = made["device_requests"]
+    assert {name: request[name] for name in expected} == expected
