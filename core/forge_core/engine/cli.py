@@ -25,6 +25,10 @@ def _engine(options: argparse.Namespace, console: Console) -> None:
         return
     engine = install.ensure(console)
     registry = local.ensure(console)
+    if engine.remote:
+        console.say(
+            f"note: the engine is on another machine and cannot pull from {registry}; name a registry both reach"
+        )
     if options.json:
         data = {
             "address": engine.address,

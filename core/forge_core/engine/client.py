@@ -19,6 +19,7 @@ from docker.utils import kwargs_from_env
 
 from forge_core.engine import plugin
 from forge_core.engine.place import Place
+from forge_core.engine.ssh import Bridge
 from forge_core.errors import EnvironmentFailure
 
 HINT = "`nox -s engine` starts one"
@@ -50,6 +51,10 @@ class Engine:
     """What a docker command needs to reach the same engine."""
 
 
+class NoEngine(EnvironmentFailure):
+    """No engine answers and the user named none: one may be installed."""
+
+
 @dataclass(frozen=True)
 class _Candidate:
     address: str
@@ -63,8 +68,8 @@ class _Candidate:
 def connect(place: Place | None = None) -> Engine:
     """The first engine that answers: DOCKER_HOST, docker's current context, the default sockets, our own engine.
 
-    Raises EnvironmentFailure (hint `nox -s engine`) when none does, when the one the user named does not, or when
-    there is no buildx.
+    Raises NoEngine (3, hint `nox -s engine`) when none does, EnvironmentFailure when the one the user named does not,
+    BuildxMissing when there is nothing to build with.
     """
     place = place or Place.default()
     tried: list[str] = []
@@ -85,7 +90,21 @@ def connect(place: Place | None = None) -> Engine:
         except BaseException:
             client.close()
             raise
-    raise EnvironmentFailure("no container engine answers", hint=HINT, details=tuple(tried))
+    raise NoEngine("no container engine answers", hint=HINT, details=tuple(tried))
+
+
+def connect_own(place: Place) -> Engine:
+    """Our own engine of that place, whatever else answers; raises NoEngine when it does not."""
+    candidate = _local(place.socket, "our own engine")
+    try:
+        client = _answering(candidate)
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        raise NoEngine(f"the engine at {place.address} does not answer: {_reason(error)}", hint=HINT) from error
+    try:
+        return _describe(client, candidate, place)
+    except BaseException:
+        client.close()
+        raise
 
 
 def is_remote(address: str) -> bool:
@@ -149,17 +168,20 @@ def _context() -> _Candidate | None:
 
 
 def _answering(candidate: _Candidate) -> docker.DockerClient:
-    ssh = candidate.address.startswith("ssh://")
-    client = docker.DockerClient(
-        base_url=candidate.address,
-        tls=candidate.tls,
-        timeout=_PING_SSH_S if ssh else _PING_S,
-        use_ssh_client=ssh,
-    )
+    bridge = Bridge(candidate.address) if candidate.address.startswith("ssh://") else None
+    address, wait = (bridge.address, _PING_SSH_S) if bridge else (candidate.address, _PING_S)
+    client = None
     try:
+        client = docker.DockerClient(base_url=address, tls=candidate.tls, timeout=wait)
         client.ping()
-    except BaseException:
-        client.close()
+    except BaseException as error:
+        if client is not None:
+            client.close()
+        if bridge is not None:
+            said = bridge.said
+            bridge.close()
+            if said and isinstance(error, Exception):
+                raise OSError(f"ssh: {said}") from error
         raise
     client.api.timeout = _CALL_S
     return client
@@ -188,6 +210,8 @@ def _describe(client: docker.DockerClient, candidate: _Candidate, place: Place) 
 def _reason(error: BaseException) -> str:
     """The innermost cause, in one line: docker-py wraps a refused connection three times."""
     text = str(error)
+    if text.startswith("ssh: "):
+        return text
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

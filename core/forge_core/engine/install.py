@@ -1,7 +1,7 @@
 """An engine on a bare machine: leave one that answers alone, otherwise install and start one.
 
 Debian 13 and Ubuntu take it from the distribution. Debian 12, whose engine is too old, runs the newer suite's (see
-`daemon`); this way is tried by the integration tests, the others by their decisions and in a chroot.
+`daemon`); this way is what the integration tests try, the others are tested by their decisions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from forge_core.console import Console, Step
 from forge_core.engine import daemon, packages, plugin
-from forge_core.engine.client import Engine, connect
+from forge_core.engine.client import Engine, NoEngine, connect, connect_own
 from forge_core.engine.packages import Distribution
 from forge_core.engine.place import Place
 from forge_core.engine.probe import probe
@@ -44,29 +44,34 @@ def ensure(console: Console, place: Place | None = None) -> Engine:
         try:
             engine = connect(place)
         except plugin.BuildxMissing:
-            engine = None
             with _locked(place, "docker-buildx", *tools):
                 _install_buildx(place, step)
-                packages.install(tools, log=place.install_log)
-        except EnvironmentFailure as error:
-            # Named by the user and silent: not ours to replace.
-            if not error.message.startswith("no container engine"):
-                raise
-            engine = None
+            engine = connect(place)
+        except NoEngine:
             with _locked(place, *_DISTRIBUTION_PACKAGES, *tools):
-                _start(place, tools, step)
-        else:
-            if tools:
-                with _locked(place, *tools):
-                    step.say(f"installing {', '.join(tools)}")
-                    packages.install(tools, log=place.install_log)
-        engine = engine or connect(place)
+                _start(place, step)
+            engine = connect(place)
+        if tools and (tools := packages.missing_tools()):
+            with _locked(place, *tools):
+                step.say(f"installing {', '.join(tools)}")
+                packages.install(tools, log=place.install_log)
         known = probe(engine)
         step.result(
             f"{engine.version} at {engine.address}, {engine.store} image store, buildx {engine.buildx_version},"
             f" one layer twice gives one digest{' (known from before)' if known else ''}"
         )
         return engine
+
+
+def start(console: Console, place: Place) -> Engine:
+    """Our own engine of that place, started whatever else answers: a second one beside another needs its own bridge.
+
+    Raises EnvironmentFailure.
+    """
+    with console.step("engine", str(place.root)) as step:
+        with _locked(place, *_DISTRIBUTION_PACKAGES):
+            _start(place, step)
+        return connect_own(place)
 
 
 def stop(console: Console, place: Place | None = None) -> bool:
@@ -86,12 +91,13 @@ def stop(console: Console, place: Place | None = None) -> bool:
     return ran
 
 
-def _start(place: Place, tools: list[str], step: Step) -> None:
+def _start(place: Place, step: Step) -> None:
     """Install and start an engine, the way this distribution needs it."""
     if daemon.answers(place):
         return  # another run was faster
     distribution = Distribution.of()
     way = distribution.way()
+    tools = packages.missing_tools()
     if way is None:
         raise EnvironmentFailure(
             f"no container engine answers, and how to install one on {distribution.name} is not known here",
@@ -103,15 +109,16 @@ def _start(place: Place, tools: list[str], step: Step) -> None:
         step.say("starting it")
         daemon.start(place, system=True)
         return
-    fresh = not _DAEMON_JSON.exists() and shutil.which("dockerd") is None
-    if fresh and packages.systemd_runs():
+    # A second engine (its own bridge) is never the machine's service.
+    service = packages.systemd_runs() and place.bridge is None
+    if service and not _DAEMON_JSON.exists() and shutil.which("dockerd") is None:
         _DAEMON_JSON.parent.mkdir(parents=True, exist_ok=True)
         write_text(_DAEMON_JSON, json.dumps(daemon.DAEMON_JSON) + "\n")
     wanted = [p for p, there in zip(_DISTRIBUTION_PACKAGES, _installed(), strict=True) if not there] + tools
     if wanted:
         step.say(f"installing {', '.join(wanted)}")
         packages.install(wanted, log=place.install_log)
-    if packages.systemd_runs():
+    if service:
         run(["systemctl", "enable", "--now", "docker.service"], log=place.install_log, timeout=120)
         write_text(place.state, json.dumps({"started": "systemd"}) + "\n")
     else:
@@ -158,6 +165,9 @@ def _ensure_system(place: Place, distribution: Distribution, step: Step) -> None
         f"--include={','.join(_SUITE_PACKAGES)}",
     ]
     source = packages.mirror(distribution.codename)
+    if source is None:  # no package lists yet
+        packages.update(place.install_log)
+        source = packages.mirror(distribution.codename)
     # In a mount namespace of its own: what it mounts inside the new root goes with it, whatever ends it.
     command = ["unshare", "--mount", "--propagation", "private", "mmdebstrap", "--mode=root", *options]
     try:

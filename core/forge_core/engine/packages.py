@@ -75,8 +75,8 @@ def missing_tools(which: Mapping[str, str] = TOOLS) -> list[str]:
     return missing
 
 
-def install(packages: list[str], *, log: Path, services: bool = False) -> None:
-    """Install packages, without what they merely recommend; their services stay stopped unless `services`.
+def install(packages: list[str], *, log: Path) -> None:
+    """Install packages, without what they merely recommend; their services stay stopped.
 
     Raises EnvironmentFailure with the log.
     """
@@ -87,7 +87,7 @@ def install(packages: list[str], *, log: Path, services: bool = False) -> None:
             f"not installed: {', '.join(packages)}", hint=f"as root: apt-get install {' '.join(packages)}"
         )
     update(log)
-    with _held(not services):
+    with _held():
         try:
             run([*_APT, "install", "-y", "--no-install-recommends", *packages], env=_APT_ENV, log=log, timeout=1800)
         except CommandFailed as error:
@@ -129,11 +129,11 @@ def apt_settings() -> list[str]:
 
 
 @contextmanager
-def _held(hold: bool) -> Iterator[None]:
+def _held() -> Iterator[None]:
     """While held, package scripts start no service; a policy of the machine's own is left alone."""
     if _POLICY.is_file() and _POLICY.read_text(encoding="utf-8", errors="replace") == _POLICY_TEXT:
         _POLICY.unlink()  # left by a run that was killed
-    if not hold or _POLICY.exists():
+    if _POLICY.exists():
         yield
         return
     _POLICY.write_text(_POLICY_TEXT, encoding="utf-8")

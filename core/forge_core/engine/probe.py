@@ -21,12 +21,12 @@ _EPOCH = 1_700_000_000
 
 CLASSIC_HINT = (
     'add {"features": {"containerd-snapshotter": true}} to /etc/docker/daemon.json and restart the engine (images'
-    " pulled before are hidden until it is taken out again), or name a builder of the docker-container driver in FORGE_BUILDER"
-    " (`docker buildx create --driver docker-container --name NAME`)"
+    " pulled before are hidden until it is taken out again), or name a builder of the docker-container driver in"
+    " FORGE_BUILDER (`docker buildx create --driver docker-container --name NAME`)"
 )
 OLD_HINT = (
-    "BuildKit 0.13 or newer is needed: Docker Engine 25 with buildx 0.13, as Debian 13 has them; or stop this engine and"
-    " `nox -s engine` starts one of its own"
+    "BuildKit 0.13 or newer is needed: Docker Engine 25 with buildx 0.13, as Debian 13 has them; or stop this engine"
+    " and `nox -s engine` starts one of its own"
 )
 
 

@@ -36,7 +36,7 @@ log: {{level: info, formatter: text}}
 storage:
   filesystem: {{rootdirectory: {data}}}
   delete: {{enabled: true}}
-  maintenance: {{uploadpurging: {{enabled: true, age: 24h, interval: 24h}}}}
+  maintenance: {{uploadpurging: {{enabled: true, age: 24h, interval: 24h, dryrun: false}}}}
 http: {{addr: "127.0.0.1:{port}"}}
 """
 

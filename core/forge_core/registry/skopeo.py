@@ -39,7 +39,7 @@ _NO_ARCHIVE = re.compile(r"unexpected EOF|invalid tar header|error creating temp
 
 
 def is_loopback(repository: str) -> bool:
-    """Whether the registry of a repository (or a registry) is on this machine's loopback: 127.0.0.0/8, ::1, localhost."""
+    """Whether a repository's registry is on this machine's loopback: 127.0.0.0/8, ::1, localhost."""
     host = repository.partition("/")[0]
     if host.startswith("["):
         name = host[1:].partition("]")[0]
