@@ -100,7 +100,7 @@ def builder(
                 target="builder",
                 contexts=named,
                 args=_arguments(base),
-                output=f"type=docker,name={tag}",
+                output=f"type=image,name={tag}",
                 epoch=manifest.epoch,
                 log=log,
                 on_line=_watch(step),
