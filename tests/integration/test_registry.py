@@ -215,6 +215,7 @@ def test_an_archive_of_another_digest(
     repository = f"{plain.address}/forge/rehearsal"
     with pytest.raises(IntegrityError):
         registry.push(image[0], repository, digest=f"sha256:{'0' * 64}", tag=tag, log=tmp_path / "log")
+    assert registry.digest_of(repository, "staged") is None
 
 
 def test_bytes_that_changed_in_the_registry(plain: LocalRegistry, image: tuple[Path, str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import docker
 import docker.errors
 import requests
 from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
 from docker.tls import TLSConfig
 from docker.utils import kwargs_from_env
 
@@ -149,17 +150,17 @@ def _local(socket: Path, source: str) -> _Candidate:
 
 def _context() -> _Candidate | None:
     """Docker's current context, unless it is the default one."""
-    name = os.environ.get("DOCKER_CONTEXT") or None
     try:
-        context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
+        name = os.environ.get("DOCKER_CONTEXT") or get_current_context_name()
+        context = ContextAPI.get_context(name)
     except Exception as error:  # docker-py raises bare Exception for a broken context file
         raise EnvironmentFailure(
             f"docker's current context cannot be read: {error}", hint="`docker context use default`"
         ) from error
     if context is None:
-        if name:
-            raise EnvironmentFailure(f"DOCKER_CONTEXT names {name!r}, which is no context", hint="`docker context ls`")
-        return None
+        raise EnvironmentFailure(
+            f"docker's current context is {name!r}, which does not exist", hint="`docker context use default`"
+        )
     if context.Name == "default" or not context.Host:
         return None
     # A docker command reads the context itself, its certificates included.

@@ -73,8 +73,8 @@ class Bridge:
                 self._children.append(
                     subprocess.Popen(
                         self._argv,
-                        stdin=connection,
-                        stdout=connection,
+                        stdin=connection.fileno(),
+                        stdout=connection.fileno(),
                         stderr=stderr,
                         env=environment(),
                         start_new_session=True,

@@ -23,12 +23,12 @@ def push(archive: Path, repository: str, *, digest: str, tag: str | None, log: P
     IntegrityError when the archive or the registry has another digest.
     """
     reference = _reference(repository, digest)
-    destination = f"docker://{repository}:{tag}" if tag else f"docker://{reference}"
-    skopeo.copy(f"oci-archive:{archive}", destination, source=None, destination=repository, log=log)
-    if tag and (found := digest_of(repository, tag)) != digest:
-        raise IntegrityError(f"{repository}:{tag} is {found} after the push, not {digest}", log=log)
+    # By digest first: an archive of other bytes must not get as far as the tag.
+    skopeo.copy(f"oci-archive:{archive}", f"docker://{reference}", source=None, destination=repository, log=log)
     if not exists(reference):
         raise IntegrityError(f"{reference} is not there after the push of {archive}", log=log)
+    if tag is not None:
+        _tag(reference, tag, log)
     return reference
 
 
@@ -59,6 +59,10 @@ def tag(reference: ImageRef, tag: str, log: Path) -> None:
 
     Raises EnvironmentFailure when the registry refuses, IntegrityError when the tag names another digest afterwards.
     """
+    _tag(reference, tag, log)
+
+
+def _tag(reference: ImageRef, tag: str, log: Path) -> None:
     repository = reference.repository
     skopeo.copy(
         f"docker://{reference}", f"docker://{repository}:{tag}", source=repository, destination=repository, log=log

@@ -25,7 +25,7 @@ _INSPECT_S = 120
 
 _ABSENT = re.compile(r"manifest unknown|name unknown|repository name not known|not found: manifest", re.IGNORECASE)
 _DENIED = re.compile(
-    r"unauthorized|authentication required|denied|401|403 |invalid username/password|no basic auth credentials",
+    r"unauthorized|authentication required|denied|status:? (?:code )?40[13]\b|invalid username/password",
     re.IGNORECASE,
 )
 _CERTIFICATE = re.compile(r"x509:|certificate|tls: ", re.IGNORECASE)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from docker.context import ContextAPI
 
 from forge_core.engine import client, connect, plugin
 from forge_core.engine.place import Place
@@ -46,17 +48,21 @@ def test_ssh_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_dockers_current_context_is_an_explicit_choice(tmp_path: Path) -> None:
-    from docker.context import ContextAPI
-
     address = f"unix://{tmp_path}/context.sock"
-    (tmp_path / "docker").mkdir()
+    config = tmp_path / "docker" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{}")  # docker-py takes the folder from it
     ContextAPI.create_context("builder", host=address)
-    (tmp_path / "docker" / "config.json").write_text(json.dumps({"currentContext": "builder"}))
+    config.write_text(json.dumps({"currentContext": "builder"}))
     with pytest.raises(EnvironmentFailure, match=r"docker context builder\) does not answer"):
         connect()
 
 
-def test_a_context_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "config.json").write_text('{"currentContext": "lost"}')
+    with pytest.raises(EnvironmentFailure, match="lost"):
+        connect()
     monkeypatch.setenv("DOCKER_CONTEXT", "gone")
     with pytest.raises(EnvironmentFailure, match="gone"):
         connect()
@@ -131,8 +137,6 @@ def test_a_place_that_cannot_be(monkeypatch: pytest.MonkeyPatch, name: str, valu
 
 
 def test_a_stale_pid_file_names_nobody(tmp_path: Path) -> None:
-    import os
-
     place = Place(tmp_path)
     assert place.dockerd() is None and place.started() is None
     place.run.mkdir()

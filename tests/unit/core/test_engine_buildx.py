@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -107,7 +107,7 @@ def test_what_is_asked(engine: Engine, tmp_path: Path) -> None:
     argv = (tmp_path / "argv").read_text().splitlines()
     for wanted in ("--provenance=false", "--sbom=false", "--network=none", "--progress=plain", "--no-cache"):
         assert wanted in argv
-    pairs = list(zip(argv, argv[1:], strict=False))
+    pairs = list(itertools.pairwise(argv))
     for pair in (
         ("--builder", "default"),
         ("--target", "runtime"),
@@ -232,7 +232,7 @@ def test_the_probe_builds_from_files_of_two_times(
     seen: list[float] = []
 
     def fake(engine: Engine, *, context: Path, **_: object) -> Mock:
-        seen.append(os.stat(context / "file").st_mtime)
+        seen.append((context / "file").stat().st_mtime)
         return Mock(digest="sha256:a")
 
     monkeypatch.setenv("FORGE_STORE", str(tmp_path / "store"))
