@@ -66,11 +66,12 @@ class _Candidate:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def connect(place: Place | None = None) -> Engine:
+def connect(place: Place | None = None, *, builds: bool = True) -> Engine:
     """The first engine that answers: DOCKER_HOST, docker's current context, the default sockets, our own engine.
 
     Raises NoEngine (3, hint `nox -s engine`) when none does, EnvironmentFailure when the one the user named does not,
-    BuildxMissing when there is nothing to build with.
+    BuildxMissing when there is nothing to build with; without `builds` that is no error (a host that only runs images
+    needs no buildx) and `Engine.buildx` is empty.
     """
     place = place or Place.default()
     tried: list[str] = []
@@ -87,7 +88,7 @@ def connect(place: Place | None = None) -> Engine:
             tried.append(f"{candidate.address} ({candidate.source}): {reason}")
             continue
         try:
-            return _describe(client, candidate, place)
+            return _describe(client, candidate, place, builds)
         except BaseException:
             client.close()
             raise
@@ -188,10 +189,15 @@ def _answering(candidate: _Candidate) -> docker.DockerClient:
     return client
 
 
-def _describe(client: docker.DockerClient, candidate: _Candidate, place: Place) -> Engine:
+def _describe(client: docker.DockerClient, candidate: _Candidate, place: Place, builds: bool = True) -> Engine:
     info = client.info()
     containerd = any("io.containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or ())
-    buildx = plugin.find(place)
+    try:
+        buildx = plugin.find(place)
+    except plugin.BuildxMissing:
+        if builds:
+            raise
+        buildx = plugin.Buildx((), "none")
     own = candidate.address == place.address and place.dockerd() is not None
     native = place.started() == "systemd" and candidate.source == "default socket"
     return Engine(
