@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from forge_core.errors import EnvironmentFailure
 from forge_core.redact import redact
 
@@ -188,3 +190,17 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
         except ProcessLookupError:
             child.wait()
         return
+
+
+def ended(process: psutil.Process, seconds: float) -> bool:
+    """Wait up to `seconds` for a process that need not be our child; one that init has not reaped yet has ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)

@@ -26,6 +26,7 @@ from forge_core.console import Console
 from forge_core.engine import packages
 from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
 from forge_core.model import ImageRef
+from forge_core.process import ended
 from forge_core.registry import local
 from forge_core.registry.local import LocalRegistry
 
@@ -300,7 +301,7 @@ def test_the_local_registry_outlives_the_command_and_a_hard_stop(plain: LocalReg
     assert local.ensure(Console(), plain) == plain.address
     assert plain.process() == process
     process.send_signal(signal.SIGKILL)
-    psutil.wait_procs([process], timeout=10)
+    assert ended(process, 10)
     # The stale pid file names a process that is somebody else's by now.
     plain.pidfile.write_text(str(os.getpid()))
     assert plain.process() is None

@@ -8,6 +8,7 @@ in the place of the host's; all else, /etc with its certificates included, stays
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -21,7 +22,7 @@ import requests
 from forge_core.engine.place import MARKER, Place
 from forge_core.errors import EnvironmentFailure
 from forge_core.files import write_text
-from forge_core.process import run
+from forge_core.process import ended, run
 
 _START_S = 120
 _STOP_S = 60
@@ -93,12 +94,9 @@ def stop(place: Place) -> bool:
     process = place.dockerd()
     ran = process is not None
     if process is not None:
-        try:
-            # dockerd stops its containers itself, politely.
-            process.terminate()
-            process.wait(_STOP_S)
-        except (psutil.TimeoutExpired, psutil.NoSuchProcess):
-            pass
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()  # dockerd stops its containers itself, politely
+            ended(process, _STOP_S)
     ran = _clear(place) or ran
     settings = _settings(place)
     if isinstance(bridge := settings.get("bridge"), str):
@@ -169,11 +167,10 @@ def _clear(place: Place) -> bool:
             break
         found = True
         for process in left:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(left, timeout=10)
+        for process in left:
+            ended(process, 10)
     place.pidfile.unlink(missing_ok=True)
     place.socket.unlink(missing_ok=True)
     if place.exec_root.exists() and not _mounted_below(place):

@@ -6,6 +6,7 @@ registry.log, bin/ (the program, where the distribution's package is not install
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -22,7 +23,7 @@ from forge_core.console import Console
 from forge_core.engine import packages
 from forge_core.errors import EnvironmentFailure, UsageError
 from forge_core.files import atomic_path, write_text
-from forge_core.process import CommandFailed, run
+from forge_core.process import CommandFailed, ended, run
 from forge_core.store import Store
 
 DEFAULT_PORT = 5120
@@ -228,12 +229,9 @@ def _holder(port: int) -> str:
 def _end(registry: LocalRegistry) -> None:
     process = registry.process()
     if process is not None:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-            process.wait(_STOP_S)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(_STOP_S)
-        except psutil.NoSuchProcess:
-            pass
+            if not ended(process, _STOP_S):
+                process.kill()
+                ended(process, _STOP_S)
     registry.pidfile.unlink(missing_ok=True)

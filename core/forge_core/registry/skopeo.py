@@ -31,7 +31,7 @@ _DENIED = re.compile(
 _CERTIFICATE = re.compile(r"x509:|certificate|tls: ", re.IGNORECASE)
 _DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _DIGESTS = re.compile(
-    r"does not match.*digest|digest.*does not match|digest did not match|provided digest|DIGEST_INVALID"
+    r"would not match destination reference|does not match.*digest|digest.*does not match|digest did not match|provided digest|DIGEST_INVALID"
     r"|would change the manifest|Manifest list must be converted",
     re.IGNORECASE,
 )
@@ -41,10 +41,8 @@ _NO_ARCHIVE = re.compile(r"unexpected EOF|invalid tar header|error creating temp
 def is_loopback(repository: str) -> bool:
     """Whether a repository's registry is on this machine's loopback: 127.0.0.0/8, ::1, localhost."""
     host = repository.partition("/")[0]
-    if host.startswith("["):
-        name = host[1:].partition("]")[0]
-    else:
-        name = host.partition(":")[0] if host.count(":") <= 1 else host
+    bare = host[1:].partition("]")[0] if host.startswith("[") else host
+    name = bare.partition(":")[0] if bare.count(":") <= 1 else bare
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
