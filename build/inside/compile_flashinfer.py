@@ -1,44 +1,104 @@
-"""Runs in the builder container: has FlashInfer describe modules, compiles them with ninja, leaves the shared objects in OUT.
+"""Compiles FlashInfer's JIT modules ahead of time. Runs in the builder container, where the patched source lies in /forge/src.
 
-Usage: compile_flashinfer.py OUT NAME=MODULE:FUNCTION...   with the source tree in /forge/src.
-Standard library and FlashInfer only; ninja's lines go to stdout as they come.
+    compile_flashinfer.py PLAN OUT
+
+PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`), `jobs` says how
+many compilers run side by side. OUT receives MODULE/MODULE.so and `tools.json`. What else FlashInfer reads from the environment
+is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not what the plan expects.
 """
 
 import importlib
+import json
 import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
+from importlib.metadata import version
 from pathlib import Path
 
 
-def main(out, *units):
-    sys.path.insert(0, "/forge/src")
-    specs = []
-    for unit in units:
-        name, _, place = unit.partition("=")
-        module, _, function = place.partition(":")
+def stop(message):
+    """Say why plan and source do not fit, and end with 3."""
+    print(f"forge: error: {message}", flush=True)
+    sys.exit(3)
+
+
+def cuda_home():
+    """The one tool chain that the nvidia-* wheels installed."""
+    found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc"))
+    if len(found) != 1:
+        stop(f"exactly one CUDA tool chain from wheels is needed, there are {len(found)}: {', '.join(map(str, found))}")
+    return found[0].parent.parent
+
+
+def prepare(home, jobs):
+    """What FlashInfer's build files are made with."""
+    os.environ["CUDA_HOME"] = str(home)
+    os.environ["MAX_JOBS"] = str(jobs)
+    # From flashinfer_jit_cache/jit_cache/MODULE/ to the libraries of the nvidia-* wheels beside that package.
+    # `-Xlinker` is understood by c++ and nvcc alike. FlashInfer splits as a shell does, ninja takes one $ away, the inner
+    # quotes are for ninja's shell.
+    os.environ["FLASHINFER_EXTRA_LDFLAGS"] = (
+        f"""-Xlinker -rpath -Xlinker "'$$ORIGIN/../../../nvidia/{home.name}/lib'" """
+    )
+
+
+def tools(home):
+    """Versions of what compiles and of what the objects need at run time."""
+
+    def said(*command):
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    return {
+        "nvcc": re.search(r"V(\d[\d.]+)", said(home / "bin" / "nvcc", "--version"))[1],
+        "c++": said("c++", "-dumpfullversion"),
+        "ld": said("ld", "--version").splitlines()[0].rpartition(" ")[2],
+        "ninja": said("ninja", "--version"),
+        "nvidia-cuda-runtime": version("nvidia-cuda-runtime"),
+        "apache-tvm-ffi": version("apache-tvm-ffi"),
+    }
+
+
+def generate(name, where):
+    """The JitSpec of a module, from its generator."""
+    module, _, function = where.partition(":")
+    try:
         spec = getattr(importlib.import_module(module), function)()
-        if spec.name != name:
-            print(f"error: {place} describes {spec.name}, not {name}")
-            return 2
-        spec.write_ninja()
-        specs.append(spec)
-    total = sum(len(spec.sources) + 1 for spec in specs)
-    print(f"forge: {total} units in {len(specs)} modules", flush=True)
-    done = 0
+    except (ImportError, AttributeError) as error:
+        stop(f"{where}, which should generate {name}: {error}")
+    if spec.name != name:
+        stop(f"{where} generates {spec.name!r}, not {name!r}")
+    print(f"forge: generated {name}, {len(spec.sources)} units", flush=True)
+    return spec
+
+
+def main(plan_file, out):
+    """Generate, compile, collect."""
+    plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
+    home = cuda_home()
+    prepare(home, plan["jobs"])
+    versions = tools(home)
+    print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}; {plan['jobs']} jobs", flush=True)
+
+    from flashinfer.jit.core import build_jit_specs
+
+    specs = [generate(name, where) for name, where in sorted(plan["modules"].items())]
+    try:
+        # one ninja over all modules, so that its [N/M] counts all of them
+        build_jit_specs(specs, verbose=True, skip_prebuilt=False)
+    except RuntimeError as error:
+        print(f"forge: {str(error).splitlines()[0]}", flush=True)
+        return 1
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    print(f"forge: the largest process took {largest / 1e6:.0f} MB", flush=True)
     for spec in specs:
-        print(f"forge: module {spec.name}", flush=True)
-        # %f of %t of this module, counted on over all modules by the reader
-        env = os.environ | {"NINJA_STATUS": f"forge: unit {done}+%f of {total}: "}
-        command = ["ninja", "-v", "-j", os.environ["MAX_JOBS"], "-C", str(spec.build_dir), "-f", str(spec.ninja_path)]
-        status = subprocess.run(command, env=env, stderr=subprocess.STDOUT, check=False).returncode
-        if status:
-            return status
-        done += len(spec.sources) + 1
         target = Path(out) / spec.name / f"{spec.name}.so"
         target.parent.mkdir(parents=True)
         shutil.copyfile(spec.jit_library_path, target)
+    (Path(out) / "tools.json").write_text(json.dumps(versions, sort_keys=True), encoding="utf-8")
     return 0
 
 

@@ -1,39 +1,46 @@
-"""Compile: from a patched source tree to a wheel, in a builder container without network, at fixed paths.
+"""Compile: wheels made here, from a patched tree, in a container of the builder image, network off, at fixed paths.
 
-Equal trees, patches, tool chain and flags give equal bytes, so a wheel made before is used again. Measured with nvcc 13.0: without
-`--objdir-as-tempdir` a process id enters the object, and absolute source and header paths are embedded, hence the fixed paths.
+Equal inputs give equal bytes: the flags are the deterministic ones, and the packer adds neither time nor place. So a wheel is
+known by a key over all that enters it, and one that was made of the same before is taken from the store.
 """
 
 from __future__ import annotations
 
-import os
-import re
+import json
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import yaml
 
-from forge_build.compile.container import builder, copy_in, copy_out, follow
-from forge_build.compile.wheel import write_wheel
-from forge_build.manifest import BuiltWheel, Manifest
+from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
+from forge_build.compile.flashinfer_jit import FlashInferJit
+from forge_build.compile.progress import Progress
+from forge_build.compile.recipe import OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.wheel import file_name
+from forge_build.manifest import Manifest
 from forge_build.patch import PatchedTree
-from forge_core.cli import project_root
 from forge_core.console import Console, Step, duration, size
 from forge_core.engine import Engine
-from forge_core.errors import EnvironmentFailure, IntegrityError, Refused, UsageError
+from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError, Refused, UsageError
 from forge_core.model import canonical_sha256, file_sha256
-from forge_core.store import Store
+from forge_core.store import Derived, Store
 
-_SITE = "/opt/builder/lib/python{python}/site-packages"
-_UNIT = re.compile(r"^forge: unit (\d+)\+(\d+) of (\d+): (.*)$")
-_ERROR = re.compile(
-    r"(?i)\b(?:fatal )?error\b\s*[:#]|^ptxas fatal|^nvcc fatal|cannot find -l|undefined reference|^ninja: error"
-)
-_KILLED = re.compile(r"died due to signal 9|Killed signal terminated|^Killed$|\bsignal 9\b")
-# Heaviest FlashInfer FP4 unit measured: 6.4 GB in one process for the GEMM; quantisation stays below 1.5 GB.
-_BYTES_PER_JOB = 3_000_000_000
+RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit()}
+
+_ENVIRONMENT = {
+    "HOME": "/forge/home",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    # without it a process id becomes part of an ELF symbol (nvcc 13.0)
+    "NVCC_APPEND_FLAGS": "--objdir-as-tempdir",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_RESERVE = 1_000_000_000
+"""Bytes left to the rest of the machine."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,18 @@ class Wheel:
     name: str
     path: Path
     file: str
+    """File name as an installer wants it; in the store it is named by its sha256."""
     sha256: str
     size: int
     """Bytes."""
     key: str
+    """Sha256 over all that entered it."""
     cached: bool
     seconds: float
+    """What the compile took when it was made."""
+    version: str
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Version of each tool and library that it was compiled with."""
 
 
 def compile_wheel(
@@ -62,154 +75,149 @@ def compile_wheel(
     log: Path,
     console: Console,
     keep: bool = False,
+    ensure_builder: Callable[[], object] | None = None,
 ) -> Wheel:
-    """Compile one wheel of the manifest, or take the one that equal inputs gave before.
+    """Compile and pack one wheel of the manifest, or take the one that equal inputs gave before.
 
-    Raises Refused (1) with the first compiler error when a unit does not compile, EnvironmentFailure (3) when the compiler
-    was killed for want of memory.
+    `builder_image` is a tag that carries the key of its content; `ensure_builder` is called before the image is needed.
+    Raises Refused (1) with the first compiler error when a unit does not compile, UsageError (2) for what no recipe knows,
+    EnvironmentFailure (3) when memory, disk or engine fail, IntegrityError (5) when a stored wheel has changed.
     """
-    spec = manifest.wheels[name]
-    if spec.recipe != "flashinfer-jit":
-        raise UsageError(
-            f"wheels.{name}: the recipe {spec.recipe!r} is not built yet", hint="only flashinfer-jit so far"
-        )
-    script = project_root() / "build" / "inside" / "compile_flashinfer.py"
-    units = _units(name, spec)
-    environment = _environment(manifest, spec)
-    key = canonical_sha256(
-        {
-            "tree": tree.patched_tree,
-            "version": tree.version,
-            "builder": builder_image,
-            "units": units,
-            "environment": environment,
-            "script": file_sha256(script),
-            "packing": file_sha256(Path(write_wheel.__code__.co_filename)),
-            "epoch": manifest.epoch,
-            "platform": manifest.target.platform,
-        }
-    )
-    with console.step("compile", f"{name} {tree.version} for {', '.join(spec.architectures)}, network off") as step:
+    order, recipe = _order(name, manifest, tree)
+    plan = recipe.plan(order)
+    key = wheel_key(order, recipe, plan, builder_image)
+    file = file_name(name, tree.version, order.tag)
+    told = f"{', '.join(order.spec.modules)} for {', '.join(order.spec.architectures)}"
+    with console.step("compile", f"{name} {tree.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key):
             made = store.derived_get("wheel", key)
             cached = made is not None
             if made is None:
-                with tempfile.TemporaryDirectory(prefix="wheel-", dir=store.root / "partial") as scratch:
-                    log.unlink(missing_ok=True)
-                    argv = ["python", "/forge/inside/compile_flashinfer.py", "/forge/out", *units]
-                    with builder(
-                        engine, builder_image, argv, environment | {"MAX_JOBS": str(_jobs())}, name=name, keep=keep
-                    ) as container:
-                        files = {"/forge/src": tree.path, "/forge/inside/compile_flashinfer.py": script}
-                        copy_in(container, files, epoch=manifest.epoch)
-                        _run(container, name, step, log)
-                        out = copy_out(container, "/forge/out", Path(scratch))
-                    path = _pack(name, manifest, tree, out, Path(scratch))
-                    made = store.derived_put(
-                        "wheel", key, path, {"file": path.name, "seconds": step.elapsed}, move=True
-                    )
-        seconds = float(made.meta["seconds"])
-        amount = made.path.stat().st_size
-        step.result(
-            f"{made.meta['file']}, {size(amount)}" + (f", made before in {duration(seconds)}" if cached else "")
-        )
-    return Wheel(name, made.path, str(made.meta["file"]), made.sha256, amount, key, cached, seconds)
+                if ensure_builder is not None:
+                    ensure_builder()
+                made = _make(order, recipe, plan, key, builder_image, engine, store, log=log, step=step, keep=keep)
+        seconds, amount = float(made.meta["seconds"]), made.path.stat().st_size
+        step.result(f"{file}, {size(amount)}" + (f", made before in {duration(seconds)}" if cached else ""))
+    return Wheel(
+        name, made.path, file, made.sha256, amount, key, cached, seconds, tree.version, dict(made.meta["tools"])
+    )
 
 
-def _units(name: str, spec: BuiltWheel) -> list[str]:
-    """`module=place` of each FlashInfer module, from `units.yaml`."""
-    known: dict[str, str] = yaml.safe_load((Path(__file__).parent / "units.yaml").read_text(encoding="utf-8"))
-    unknown = sorted(set(spec.modules) - set(known))
-    if unknown or not spec.modules:
+def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str) -> str:
+    """Sha256 (hex) over all that decides the wheel's bytes; how many compilers run side by side does not."""
+    return canonical_sha256(
+        {
+            "name": order.name,
+            "version": order.tree.version,
+            "source": [order.tree.name, order.tree.tree, order.tree.series, order.tree.patched_tree],
+            "spec": order.spec.model_dump(mode="json", exclude={"check"}),
+            "recipe": [file_sha256(path) for path in (*recipe.sources, plan.script)],
+            "arguments": plan.arguments,
+            "environment": _environment(order, plan),
+            "builder": builder_image,
+            "tag": order.tag,
+        }
+    )
+
+
+def share(engine: Engine, peak: int) -> tuple[int, int]:
+    """Bytes the container may use, and how many compilers of `peak` bytes each fit in them and on the cores."""
+    info = engine.client.info()
+    memory = int(info["MemTotal"])
+    if not engine.remote:
+        memory = min(memory, psutil.virtual_memory().available)
+    memory = max(memory - _RESERVE, memory // 2)
+    return memory, max(1, min(int(info["NCPU"]), memory // peak))
+
+
+def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Recipe]:
+    spec = manifest.wheels.get(name)
+    if spec is None:
+        raise UsageError(f"the manifest {manifest.profile!r} has no wheel {name!r}")
+    recipe = RECIPES.get(spec.recipe)
+    if recipe is None:
         raise UsageError(
-            f"wheels.{name}.modules: {', '.join(unknown) or 'none named'}", hint=f"known: {', '.join(sorted(known))}"
+            f"wheels.{name}.recipe: nothing here compiles {spec.recipe!r}", hint=f"recipes: {', '.join(RECIPES)}"
         )
-    return [f"{module}={known[module]}" for module in sorted(spec.modules)]
+    return Order(name, spec, manifest, tree), recipe
 
 
-def _environment(manifest: Manifest, spec: BuiltWheel) -> dict[str, str]:
+def _environment(order: Order, plan: Plan) -> dict[str, str]:
     """What the compiler sees; nothing else of any machine does."""
-    cuda = _SITE.format(python=manifest.target.python) + "/nvidia/cu13"
-    return {
-        "CUDA_HOME": cuda,
-        "FLASHINFER_CUDA_ARCH_LIST": " ".join(spec.architectures),
-        "FLASHINFER_WORKSPACE_BASE": "/forge/workspace",
-        "HOME": "/forge/home",
-        # without it a process id becomes part of an ELF symbol
-        "NVCC_APPEND_FLAGS": "--objdir-as-tempdir",
-        "SOURCE_DATE_EPOCH": str(manifest.epoch),
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "LC_ALL": "C.UTF-8",
-    }
+    return {**_ENVIRONMENT, "SOURCE_DATE_EPOCH": str(order.manifest.epoch), **plan.environment}
 
 
-def _jobs() -> int:
-    """As many compilers as cores and free memory allow."""
-    return max(1, min(os.cpu_count() or 1, int(psutil.virtual_memory().available // _BYTES_PER_JOB)))
+def _make(
+    order: Order,
+    recipe: Recipe,
+    plan: Plan,
+    key: str,
+    image: str,
+    engine: Engine,
+    store: Store,
+    *,
+    log: Path,
+    step: Step,
+    keep: bool,
+) -> Derived:
+    memory, jobs = share(engine, plan.peak)
+    step.detail(f"{jobs} compilers side by side, {size(memory)} of memory, log {log}")
+    progress = Progress(total=plan.units)
+    script = f"/forge/inside/{plan.script.name}"
+    argv = ["python3", script, "/forge/plan.json", OUTPUT]
 
-
-def _run(container: object, name: str, step: Step, log: Path) -> None:
-    lines: list[str] = []
+    def show() -> None:
+        if progress.done:
+            step.progress(progress.done, progress.total, unit="units")
+        else:
+            step.waiting(f"0 of {progress.total} units")
 
     def on_line(line: str) -> None:
-        if match := _UNIT.match(line):
-            done, total = int(match[1]) + int(match[2]), int(match[3])
-            step.progress(done, total, unit="units", note=_object(match[4]))
-        lines.append(line)
+        progress.feed(line)
+        show()
 
-    status = follow(container, log, on_line)  # type: ignore[arg-type]
-    if status == 0:
-        return
-    text = [line for line in lines if not _UNIT.match(line)]
-    if status in (137, 143) or any(_KILLED.search(line) for line in text):
-        raise EnvironmentFailure(
-            f"{name}: a compiler was killed, most likely for want of memory (exit {status})",
-            hint="free memory; the number of compilers side by side follows what is free at the start",
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=store.root / "partial") as scratch:
+        folder = Path(scratch)
+        with builder(
+            engine, image, argv, _environment(order, plan), name=order.name, keep=keep, key=key, memory=memory
+        ) as container:
+            arguments = json.dumps({**plan.arguments, "jobs": jobs}).encode()
+            files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script}
+            copy_in(container, files | {"/forge/plan.json": arguments}, epoch=order.manifest.epoch)
+            status = follow(container, log, on_line, show)
+            if keep:
+                step.say(f"the container {container.name} is kept")
+            if status != 0:
+                raise _failure(order, progress, status, out_of_memory(container), memory, log)
+            results = copy_out(container, OUTPUT, folder)
+        if missing := [name for name in (*plan.outputs, "tools.json") if not (results / name).is_file()]:
+            raise IntegrityError(f"the compile ended well but left no {', '.join(missing)}", log=log)
+        tools = json.loads((results / "tools.json").read_text(encoding="utf-8"))
+        recipe.pack(order, results, tools, folder / "wheel")
+        meta = {"name": order.name, "version": order.tree.version, "seconds": round(step.elapsed, 1), "tools": tools}
+        return store.derived_put("wheel", key, folder / "wheel", meta, move=True)
+
+
+def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool, memory: int, log: Path) -> ForgeError:
+    details = tuple(progress.errors) or (progress.last,)
+    unit = f"the unit {progress.failed}" if progress.failed else order.spec.recipe
+    if out_of_memory or progress.killed or status in (137, 143):
+        return EnvironmentFailure(
+            f"{order.name}: {unit} was killed, most likely for want of memory ({size(memory)} were free for it)",
+            hint="free memory or take a larger machine; fewer compilers run side by side where less is free",
+            details=(progress.killed or details[0],),
             log=log,
-            details=tuple(line for line in text if _KILLED.search(line))[:3],
         )
-    first = next((i for i, line in enumerate(text) if _ERROR.search(line)), max(0, len(text) - 8))
-    raise Refused(
-        f"{name} does not compile: {text[first] if text else status}",
-        log=log,
-        details=tuple(text[first + 1 : first + 8]),
-    )
+    if progress.disk_full:
+        return EnvironmentFailure(
+            f"{order.name}: no space left on the engine's disk while compiling",
+            hint="free space: `docker system df` shows who has it",
+            details=(progress.disk_full,),
+            log=log,
+        )
+    if status == 3:
+        return UsageError(f"{order.name}: the plan does not fit the source", details=details, log=log)
+    return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
-def _object(command: str) -> str:
-    """The object a compiler's command line makes."""
-    match = re.search(r"-o (\S+)", command)
-    return match[1].rsplit("/", 1)[-1] if match else ""
-
-
-def _pack(name: str, manifest: Manifest, tree: PatchedTree, out: Path, folder: Path) -> Path:
-    """The wheel that FlashInfer's loader looks for: `flashinfer_jit_cache`, whose version starts as FlashInfer's own."""
-    package = name.replace("-", "_")
-    code = f'''"""FlashInfer's modules, compiled ahead for this image by sm120-forge."""
-
-import pathlib
-
-__version__ = "{tree.version}"
-
-
-def get_jit_cache_dir():
-    """Folder with one folder per module."""
-    return str(pathlib.Path(__file__).parent / "jit_cache")
-'''
-    objects = sorted(out.rglob("*.so"))
-    if not objects:
-        raise IntegrityError(f"{name}: the compiler ended well and left no shared object")
-    members: dict[str, bytes | Path] = {f"{package}/__init__.py": code.encode()}
-    members |= {f"{package}/jit_cache/{path.relative_to(out).as_posix()}": path for path in objects}
-    architecture, glibc = manifest.target.platform.split("-", 1)
-    return write_wheel(
-        folder,
-        name=package,
-        version=tree.version,
-        tag=f"py3-none-{glibc}_{architecture}",
-        members=members,
-        epoch=manifest.epoch,
-        summary="FlashInfer modules compiled ahead for SM120",
-        headers={"Requires-Dist": f"flashinfer-python=={tree.version}", "License-Expression": "Apache-2.0"},
-    )
+__all__ = ["RECIPES", "Wheel", "compile_wheel", "share", "wheel_key"]

@@ -1,47 +1,86 @@
-"""A builder container: no network, no mounts (a remote engine sees none of our folders), files copied in and out."""
+"""A builder container: no network, no mounts (a remote engine sees none of our folders), files copied in and out.
+
+Whatever ends the work, the container is gone after it, unless it is to be kept.
+"""
 
 from __future__ import annotations
 
 import io
+import queue
+import secrets
+import signal
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docker.errors
+import requests
+import urllib3.exceptions
 from docker.models.containers import Container
+from docker.types import LogConfig
 
 from forge_core.engine import Engine
+from forge_core.engine.client import HINT
 from forge_core.errors import EnvironmentFailure
 from forge_core.redact import redact
 
 LABEL = "sm120-forge"
+_KEY = "sm120-forge.key"
+_IDLE_S = 0.5
 
 
 @contextmanager
 def builder(
-    engine: Engine, image: str, argv: Sequence[str], env: Mapping[str, str], *, name: str, keep: bool
+    engine: Engine,
+    image: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    name: str,
+    keep: bool,
+    key: str | None = None,
+    memory: int | None = None,
 ) -> Iterator[Container]:
-    """A created, not yet started container; removed at the end whatever happens, unless `keep`."""
-    try:
-        container = engine.client.containers.create(
-            image,
-            list(argv),
-            entrypoint=[],
-            environment=dict(env),
-            network_mode="none",
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            labels={LABEL: name},
-        )
-    except docker.errors.DockerException as error:
-        raise EnvironmentFailure(f"the engine does not create the container for {name}: {error}") from error
-    try:
-        yield container
-    finally:
-        if not keep:
-            container.remove(force=True, v=True)
+    """A created, not yet started container; removed at the end whatever happens, with `keep` only stopped.
+
+    `memory` is its limit in bytes, swap included: a compiler is killed before it makes the machine thrash. What an earlier
+    process left behind for the same `key` is removed first, so the caller must hold that key's lock. Raises
+    EnvironmentFailure, here and for what happens inside, when the engine refuses or goes away.
+    """
+    unique = f"sm120-forge-{name}-{secrets.token_hex(6)}"
+    labels = {LABEL: name} | ({_KEY: key} if key else {})
+    with _engine_errors(engine, image):
+        if key:
+            for left in engine.client.containers.list(all=True, filters={"label": f"{_KEY}={key}"}):
+                left.remove(force=True, v=True)
+        try:
+            yield engine.client.containers.create(
+                image,
+                list(argv),
+                name=unique,
+                entrypoint=[],
+                environment=dict(env),
+                labels=labels,
+                network_mode="none",
+                mem_limit=memory,
+                memswap_limit=memory,
+                pids_limit=4096,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+                # whatever the engine's default is, this one can be read back
+                log_config=LogConfig(type="json-file"),
+            )
+        finally:
+            # By name: an interrupt may have come before the engine's answer brought the id.
+            with _undisturbed(), suppress(docker.errors.NotFound):
+                if keep:
+                    with suppress(docker.errors.APIError):
+                        engine.client.api.kill(unique)
+                else:
+                    engine.client.api.remove_container(unique, force=True, v=True)
 
 
 def copy_in(container: Container, files: Mapping[str, Path | bytes], *, epoch: int) -> None:
@@ -71,7 +110,7 @@ def copy_in(container: Container, files: Mapping[str, Path | bytes], *, epoch: i
 def copy_out(container: Container, path: str, into: Path) -> Path:
     """Copy a folder out of a container into `into`; returns where it is. Refuses members that leave the folder."""
     stream, _ = container.get_archive(path, chunk_size=1 << 20)
-    with tempfile.TemporaryFile() as spool:
+    with tempfile.TemporaryFile(dir=into) as spool:
         for chunk in stream:
             spool.write(chunk)
         spool.seek(0)
@@ -80,25 +119,81 @@ def copy_out(container: Container, path: str, into: Path) -> Path:
     return into / Path(path).name
 
 
-def follow(container: Container, log: Path, on_line: Callable[[str], None]) -> int:
-    """Start the container, write its output to `log` line by line as it comes; returns its exit status."""
+def follow(
+    container: Container, log: Path, on_line: Callable[[str], None], on_idle: Callable[[], None] = lambda: None
+) -> int:
+    """Start the container and follow it to its end; returns its exit status.
+
+    Every line goes to `log` (written anew) and to `on_line`; `on_idle` is called while there is none. Needs `builder`'s handling of
+    errors around it.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    rest = b""
-    with log.open("a", encoding="utf-8") as sink:
-        # attached before the start, so that no line is lost
-        stream = container.attach(stream=True, stdout=True, stderr=True, logs=False)
+    lines: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
+    with log.open("w", encoding="utf-8") as sink:
         container.start()
-        for chunk in stream:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for raw in lines:
-                _write(sink, raw, on_line)
+        threading.Thread(target=_read, args=(container, lines), daemon=True).start()
+        while True:
+            try:
+                item = lines.get(timeout=_IDLE_S)
+            except queue.Empty:
+                on_idle()
+                continue
+            if item is None:
+                break
+            if isinstance(item, Exception):
+                raise item
+            line = redact(item)
+            sink.write(line + "\n")
             sink.flush()
-        if rest:
-            _write(sink, rest, on_line)
+            on_line(line)
     return int(container.wait()["StatusCode"])
 
 
-def _write(sink: io.TextIOBase, raw: bytes, on_line: Callable[[str], None]) -> None:
-    line = redact(raw.decode(errors="replace").rstrip("\r"))
-    sink.write(line + "\n")
-    on_line(line)
+def out_of_memory(container: Container) -> bool:
+    """Whether the engine saw the container reach its memory limit."""
+    container.reload()
+    return bool(container.attrs["State"].get("OOMKilled"))
+
+
+def _read(container: Container, lines: queue.SimpleQueue[str | Exception | None]) -> None:
+    """Lines of both streams as they come; in a thread of its own, so that the one that waits can be interrupted at once."""
+    rest = b""
+    try:
+        for chunk in container.logs(stream=True, follow=True):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for raw in whole:
+                lines.put(raw.decode(errors="replace").rstrip("\r"))
+        if rest:
+            lines.put(rest.decode(errors="replace"))
+        lines.put(None)
+    except Exception as error:  # raised again by the thread that follows
+        lines.put(error)
+
+
+@contextmanager
+def _engine_errors(engine: Engine, image: str) -> Iterator[None]:
+    try:
+        yield
+    except docker.errors.ImageNotFound as error:
+        raise EnvironmentFailure(f"the image {image} is not in the engine", hint="run the build again") from error
+    except docker.errors.APIError as error:
+        if "no space left" in str(error).lower():
+            raise EnvironmentFailure(
+                "no space left on the engine's disk", hint="free space: `docker system df` shows who has it"
+            ) from error
+        raise EnvironmentFailure(f"the engine refuses: {error.explanation or error}") from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+        raise EnvironmentFailure(f"the engine at {engine.address} went away while compiling", hint=HINT) from error
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a second Ctrl-C wait until the container is gone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

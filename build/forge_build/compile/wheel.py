@@ -1,64 +1,71 @@
-"""Write a wheel whose bytes depend on its content alone: sorted members, one time stamp, fixed modes, no compression level
-of a library's choosing."""
+"""Write a wheel whose bytes depend on its content alone: sorted, stored, one time stamp, one mode.
+
+Stored, not compressed: deflate's output differs between versions of zlib.
+"""
 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
-import time
+import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+
+_MODE = 0o100644
+
+
+def file_name(name: str, version: str, tag: str) -> str:
+    """The wheel's file name (PEP 427) for a distribution's name."""
+    return f"{name.replace('-', '_')}-{version}-{tag}.whl"
 
 
 def write_wheel(
-    folder: Path,
+    target: Path,
     *,
     name: str,
     version: str,
     tag: str,
-    members: Mapping[str, bytes | Path],
+    members: Mapping[str, bytes],
+    fields: Sequence[tuple[str, str]],
+    description: str,
+    licenses: Mapping[str, bytes],
     epoch: int,
-    summary: str,
-    headers: Mapping[str, str] | None = None,
-) -> Path:
-    """Write `name`-`version`-`tag`.whl into `folder` and return its path.
+) -> None:
+    """Write a wheel of platform-dependent `members` (path in the wheel -> content) to `target`.
 
-    `members` are paths inside the wheel with their content or the file that has it; `epoch` (seconds) is every member's
-    time stamp; METADATA, WHEEL and RECORD are made here.
+    `fields` are METADATA's beyond name, version and licence files; `licenses` go below `.dist-info/licenses`; `epoch` (seconds) is
+    every member's time stamp. METADATA, WHEEL and RECORD are made here.
     """
-    info = f"{name}-{version}.dist-info"
-    metadata = [
-        "Metadata-Version: 2.1",
-        f"Name: {name.replace('_', '-')}",
-        f"Version: {version}",
-        f"Summary: {summary}",
-        *(f"{key}: {value}" for key, value in (headers or {}).items()),
-    ]
-    wheel = ["Wheel-Version: 1.0", "Generator: sm120-forge", "Root-Is-Purelib: false", f"Tag: {tag}"]
-    content: dict[str, bytes | Path] = {
-        **members,
-        f"{info}/METADATA": ("\n".join(metadata) + "\n").encode(),
-        f"{info}/WHEEL": ("\n".join(wheel) + "\n").encode(),
-    }
-    target = folder / f"{name}-{version}-{tag}.whl"
-    stamp = time.gmtime(epoch)[:6]
-    record = []
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for path in sorted(content):
-            source = content[path]
-            data = source.read_bytes() if isinstance(source, Path) else source
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            record.append(f"{path},sha256={digest},{len(data)}")
-            _add(archive, path, data, stamp)
-        record.append(f"{info}/RECORD,,")
-        _add(archive, f"{info}/RECORD", ("\n".join(record) + "\n").encode(), stamp)
-    return target
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    headers = [("Metadata-Version", "2.4"), ("Name", name), ("Version", version), *fields]
+    headers += [("License-File", path) for path in sorted(licenses)]
+    content = dict(members)
+    content |= {f"{info}/licenses/{path}": data for path, data in licenses.items()}
+    content[f"{info}/METADATA"] = ("".join(f"{k}: {v}\n" for k, v in headers) + f"\n{description}\n").encode()
+    content[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: sm120-forge\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    )
+    # The specification wants .dist-info at the end of the archive, RECORD last of all.
+    ordered = sorted(content, key=lambda path: (path.startswith(f"{info}/"), path))
+    ordered.append(f"{info}/RECORD")
+    content[f"{info}/RECORD"] = _record(content, ordered)
+    moment = datetime.fromtimestamp(epoch, UTC).timetuple()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for path in ordered:
+            member = zipfile.ZipInfo(path, (moment[0], moment[1], moment[2], moment[3], moment[4], moment[5]))
+            member.create_system = 3
+            member.external_attr = _MODE << 16
+            archive.writestr(member, content[path])
 
 
-def _add(archive: zipfile.ZipFile, path: str, data: bytes, stamp: tuple[int, ...]) -> None:
-    member = zipfile.ZipInfo(path, (stamp[0], stamp[1], stamp[2], stamp[3], stamp[4], stamp[5]))
-    member.compress_type = zipfile.ZIP_DEFLATED
-    member.create_system = 3
-    member.external_attr = (0o100755 if path.endswith(".so") else 0o100644) << 16
-    archive.writestr(member, data)
+def _record(content: Mapping[str, bytes], ordered: Sequence[str]) -> bytes:
+    rows = io.StringIO()
+    table = csv.writer(rows, lineterminator="\n")
+    for path in ordered[:-1]:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content[path]).digest()).rstrip(b"=").decode()
+        table.writerow([path, f"sha256={digest}", len(content[path])])
+    table.writerow([ordered[-1], "", ""])
+    return rows.getvalue().encode()

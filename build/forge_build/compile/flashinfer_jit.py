@@ -1,0 +1,101 @@
+"""The recipe `flashinfer-jit`: FlashInfer's JIT modules compiled ahead of time, where its own loader looks for them.
+
+FlashInfer asks `flashinfer_jit_cache.get_jit_cache_dir()` for a folder of MODULE/MODULE.so, and refuses a package whose
+`__version__` does not begin with its own (flashinfer/jit/env.py of 0.6.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from forge_build.compile import wheel
+from forge_build.compile.recipe import SOURCE, Order, Plan
+from forge_build.compile.units import units
+from forge_core.cli import project_root
+from forge_core.errors import UsageError
+
+DISTRIBUTION = "flashinfer-jit-cache"
+_PACKAGE = "flashinfer_jit_cache"
+_INIT = '''"""FlashInfer modules compiled ahead of time for {architectures}; FlashInfer's loader finds them here."""
+
+from pathlib import Path
+
+__version__ = "{version}"
+
+
+def get_jit_cache_dir() -> str:
+    """Folder that holds MODULE/MODULE.so."""
+    return str(Path(__file__).parent / "jit_cache")
+'''
+
+
+class FlashInferJit:
+    """See the module."""
+
+    sources: tuple[Path, ...] = (Path(__file__), Path(wheel.__file__))
+
+    def plan(self, order: Order) -> Plan:
+        """Generate and compile the named modules for the named architectures."""
+        if order.name != DISTRIBUTION:
+            raise UsageError(
+                f"wheels.{order.name}: the recipe flashinfer-jit makes {DISTRIBUTION}",
+                hint="FlashInfer's loader looks for a package of that name, so the wheel must have it",
+            )
+        known = units("flashinfer-jit", order.spec.modules, f"wheels.{order.name}.modules")
+        return Plan(
+            script=project_root() / "build" / "inside" / "compile_flashinfer.py",
+            arguments={"modules": {name: module.generator for name, module in known.items()}},
+            environment={
+                "PYTHONPATH": SOURCE,
+                "FLASHINFER_CUDA_ARCH_LIST": " ".join(sorted(order.spec.architectures)),
+                "FLASHINFER_WORKSPACE_BASE": "/forge/workspace",
+            },
+            outputs=tuple(f"{name}/{name}.so" for name in known),
+            units=sum(module.units for module in known.values()),
+            peak=max(module.peak for module in known.values()),
+        )
+
+    def pack(self, order: Order, results: Path, tools: Mapping[str, str], target: Path) -> None:
+        """The package, the modules, and FlashInfer's licence."""
+        tree, architectures = order.tree, ", ".join(order.spec.architectures)
+        members = {f"{_PACKAGE}/__init__.py": _INIT.format(version=tree.version, architectures=architectures).encode()}
+        for name in self.plan(order).outputs:
+            members[f"{_PACKAGE}/jit_cache/{name}"] = (results / name).read_bytes()
+        runtime = tools["nvidia-cuda-runtime"]
+        major = int(runtime.split(".", 1)[0])
+        told = f"Compiled from {tree.name} {tree.version}, git tree {tree.tree}"
+        if tree.patches:
+            told += f", changed by the patches of {tree.series} to git tree {tree.patched_tree}"
+        wheel.write_wheel(
+            target,
+            name=DISTRIBUTION,
+            version=tree.version,
+            tag=order.tag,
+            members=members,
+            fields=[
+                (
+                    "Summary",
+                    f"FlashInfer modules compiled for {architectures}: {', '.join(sorted(order.spec.modules))}",
+                ),
+                ("License-Expression", "Apache-2.0"),
+                ("Classifier", "Private :: Do Not Upload"),
+                ("Requires-Dist", f"flashinfer-python=={tree.version}"),
+                # what the objects are linked with, and what their undefined symbols come from
+                ("Requires-Dist", f"nvidia-cuda-runtime<{major + 1},>={runtime}"),
+                ("Requires-Dist", f"apache-tvm-ffi>={tools['apache-tvm-ffi']}"),
+            ],
+            description=f"{told}.",
+            licenses=_licenses(tree.path),
+            epoch=order.manifest.epoch,
+        )
+
+
+def _licenses(tree: Path) -> dict[str, bytes]:
+    """Licence files of the source's own metadata, which its compiled form must carry on."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for folder in sorted(tree.glob("*.dist-info/licenses"))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

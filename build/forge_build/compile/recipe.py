@@ -1,0 +1,66 @@
+"""What every recipe of a built wheel offers: what to run in the builder, and how to pack what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from forge_build.manifest import BuiltWheel, Manifest
+from forge_build.patch import PatchedTree
+
+SOURCE = "/forge/src"
+"""Where the patched tree lies in the builder: it is part of the compiled bytes, so it never changes."""
+OUTPUT = "/forge/out"
+"""Where the script leaves its results."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One wheel to build."""
+
+    name: str
+    """Key in the manifest's `wheels`, which is the distribution's name."""
+    spec: BuiltWheel
+    manifest: Manifest
+    tree: PatchedTree
+
+    @property
+    def tag(self) -> str:
+        """Compatibility tag: no Python ABI is used, the C library is the builder's."""
+        architecture, platform = self.manifest.target.platform.split("-", 1)
+        return f"py3-none-{platform}_{architecture}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs in the builder."""
+
+    script: Path
+    """Of `build/inside`; called with PLAN and OUT."""
+    arguments: Mapping[str, Any]
+    """PLAN, beside `jobs`."""
+    environment: Mapping[str, str]
+    """On top of the image's own; nothing of the caller's gets in."""
+    outputs: tuple[str, ...]
+    """Files below OUT that must come out, beside `tools.json`."""
+    units: int
+    """How many files compile."""
+    peak: int
+    """Bytes one compiler needs at most."""
+
+
+class Recipe(Protocol):
+    """A way from a patched tree to a wheel."""
+
+    sources: tuple[Path, ...]
+    """Own files that decide what the packed bytes are; they are part of the wheel's key."""
+
+    def plan(self, order: Order) -> Plan:
+        """What to run; raises UsageError when the manifest asks for what the recipe does not know."""
+        ...
+
+    def pack(self, order: Order, results: Path, tools: Mapping[str, str], target: Path) -> None:
+        """Pack `results` (the outputs below it) into the wheel `target`; `tools` are the versions that compiled them."""
+        ...
