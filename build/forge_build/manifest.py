@@ -172,7 +172,7 @@ class Image(Frozen):
     title: str
     environment: dict[str, str] = Field(default_factory=dict)
     """ENV of the image."""
-    stand_ins: tuple[Literal["sgl_kernel", "torchvision_ops"], ...] = ()
+    stand_ins: tuple[Literal["sgl_kernel", "torchvision_ops", "cuda_runtime"], ...] = ()
     """Modules of `build/inside` that stand in for what a machine without a GPU cannot load."""
     imports: tuple[str, ...] = ()
     """Modules the image check imports."""

@@ -13,6 +13,11 @@ class _Missing:
     def __init__(self, name):
         self.__name__ = self.__qualname__ = name
 
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(f"{self.__name__}.{name}")
+
     def __call__(self, *args, **kwargs):
         raise RuntimeError(f"{self.__name__} needs a CUDA device; this image holds a stand-in for sgl_kernel")
 
