@@ -1,0 +1,271 @@
+"""Compiles FlashInfer's FP4 quantisation for SM120 in the real builder image. Needs an engine and the locked inputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_build import base, compile, image, patch
+from forge_build import lock as locks
+from forge_build import manifest as manifests
+from forge_build.compile.container import LABEL, builder, copy_in, follow
+from forge_build.fetch import Inputs, fetch
+from forge_build.patch import Outcome, PatchedTree
+from forge_core.console import Console
+from forge_core.engine import Engine, install
+from forge_core.errors import EnvironmentFailure, Refused, UsageError
+from forge_core.store import Store
+
+NAME = "flashinfer-jit-cache"
+LOGGER = "flashinfer/data/csrc/nv_internal/cpp/common/logger.cpp"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line up to the builder image."""
+
+    manifest: manifests.Manifest
+    lock: locks.Lock
+    inputs: Inputs
+    engine: Engine
+    builder: str
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    console, logs = Console(), tmp_path_factory.mktemp("logs")
+    manifest = manifests.load("rehearsal")
+    lock = locks.load(manifest)
+    engine = install.ensure(console)
+    inputs = fetch(manifest, lock, Store.open(), offline=False, console=console)
+    root = base.build("builder", manifest, inputs, log=logs / "base.log", console=console)
+    tag = image.builder(
+        manifest, inputs, root, lock.wheels["builder"], engine, log=logs / "builder.log", console=console
+    )
+    return Line(manifest, lock, inputs, engine, tag)
+
+
+@pytest.fixture
+def no_containers(line: Line) -> Iterator[None]:
+    yield
+    left = line.engine.client.containers.list(all=True, filters={"label": f"{LABEL}={NAME}"})
+    names = [container.name for container in left]
+    for container in left:
+        container.remove(force=True)
+    assert names == []
+
+
+@pytest.fixture
+def source(line: Line, tmp_path: Path) -> Path:
+    locked = line.lock.sources["flashinfer"].wheel
+    assert locked is not None
+    return patch.unpack_wheel(line.inputs.store.get(locked.sha256), tmp_path / "source")
+
+
+def patched(line: Line, source: Path) -> PatchedTree:
+    locked = line.lock.sources["flashinfer"]
+    return patch.apply("flashinfer", "0.6.5", source, patch.series_folder("flashinfer", locked.series), locked=locked)
+
+
+@pytest.fixture
+def make(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., compile.Wheel]:
+    """Compile with a store of its own: nothing was made before."""
+
+    def run(tree: PatchedTree, store: str = "store", **options: Any) -> compile.Wheel:
+        monkeypatch.setenv("FORGE_STORE", str(tmp_path / store))
+        log = tmp_path / "logs" / f"compile-{NAME}.log"
+        return compile.compile_wheel(
+            NAME, line.manifest, tree, line.builder, line.engine, Store.open(), log=log, console=Console(), **options
+        )
+
+    return run
+
+
+CHECK = """
+from flashinfer.jit.fp4_quantization import gen_fp4_quantization_sm120_module
+spec = gen_fp4_quantization_sm120_module()
+assert spec.is_aot, spec.aot_path
+module = spec.build_and_load()
+print("LOADED", spec.aot_path, module.get_function("fp4_quantize") is not None)
+"""
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_two_compiles_from_scratch_give_one_wheel_that_flashinfer_finds(
+    line: Line, source: Path, make: Callable[..., compile.Wheel], tmp_path: Path
+) -> None:
+    first = make(patched(line, source), "one")
+    elsewhere = tmp_path / "another" / "place"
+    locked = line.lock.sources["flashinfer"].wheel
+    assert locked is not None
+    patch.unpack_wheel(line.inputs.store.get(locked.sha256), elsewhere)
+    second = make(patched(line, elsewhere), "two")
+    assert (first.cached, second.cached) == (False, False)
+    assert first.sha256 == second.sha256
+    again = make(patched(line, patch.unpack_wheel(line.inputs.store.get(locked.sha256), tmp_path / "third")), "two")
+    assert again.cached
+    assert (again.sha256, again.key) == (first.sha256, first.key)
+    assert first.tools["nvcc"] == "13.0.88"
+    assert first.file == f"{NAME.replace('-', '_')}-0.6.5-py3-none-manylinux_2_36_x86_64.whl"
+
+    unpacked = patch.unpack_wheel(first.path, tmp_path / "unpacked")
+    (module,) = unpacked.rglob("*.so")
+    assert module.relative_to(unpacked).as_posix() == (
+        "flashinfer_jit_cache/jit_cache/fp4_quantization_120/fp4_quantization_120.so"
+    )
+    cuobjdump = next(Path(p) / "nvidia/cu13/bin/cuobjdump" for p in sys.path if (Path(p) / "nvidia/cu13").is_dir())
+    listed = subprocess.run([cuobjdump, "--list-elf", module], capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"\.(sm_\w+)\.cubin", listed)) == {"sm_120a"}
+
+    # FlashInfer's own loader, with compiling disabled and no driver on the machine.
+    site = f"/opt/builder/lib/python{line.manifest.target.python}/site-packages"
+    env = {"PYTHONPATH": "/forge/src", "FLASHINFER_DISABLE_JIT": "1", "FLASHINFER_CUDA_ARCH_LIST": "12.0a"}
+    said: list[str] = []
+    with builder(line.engine, line.builder, ["python3", "/forge/check.py"], env, name=NAME, keep=False) as container:
+        copy_in(
+            container,
+            {
+                "/forge/src": elsewhere,
+                f"{site}/flashinfer_jit_cache": unpacked / "flashinfer_jit_cache",
+                "/forge/check.py": CHECK.encode(),
+            },
+            epoch=line.manifest.epoch,
+        )
+        status = follow(container, tmp_path / "check.log", said.append)
+    assert status == 0, said
+    assert f"LOADED {site}/flashinfer_jit_cache/jit_cache/fp4_quantization_120/fp4_quantization_120.so True" in said
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_without_the_series_it_does_not_link(
+    line: Line, source: Path, make: Callable[..., compile.Wheel], tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as caught:
+        make(patch.apply("flashinfer", "0.6.5", source, None))
+    assert caught.value.details[0] == "/usr/bin/ld: cannot find -lcudart: No such file or directory"
+    described = (patch.series_folder("flashinfer", "cuda-13-wheels") or tmp_path).glob("0001-*.patch")
+    assert caught.value.details[0] in next(described).read_text(), "the patch quotes what fails without it"
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_a_unit_that_does_not_compile_is_refused_with_its_first_error(
+    line: Line, source: Path, make: Callable[..., compile.Wheel]
+) -> None:
+    tree = patched(line, source)
+    with (source / LOGGER).open("a") as file:
+        file.write("\nint broken( { return 1; }\n")
+    with pytest.raises(Refused) as caught:
+        make(PatchedTree(tree.name, tree.version, source, tree.tree, patch.tree_of(source), tree.series, tree.patches))
+    assert "the unit logger.o does not compile" in caught.value.message
+    assert re.match(rf"/forge/src/{LOGGER}:\d+:\d+: error: expected", caught.value.details[0])
+    assert caught.value.log is not None
+    assert caught.value.details[0] in caught.value.log.read_text()
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_a_compiler_killed_for_want_of_memory_is_the_machine_s_fault(
+    line: Line, source: Path, make: Callable[..., compile.Wheel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile, "share", lambda *_: (420_000_000, 2))
+    with pytest.raises(EnvironmentFailure, match="killed, most likely for want of memory"):
+        make(patched(line, source))
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_a_generator_that_is_not_there_is_a_usage_error(
+    line: Line, source: Path, make: Callable[..., compile.Wheel]
+) -> None:
+    tree = patched(line, source)
+    module = source / "flashinfer" / "jit" / "fp4_quantization.py"
+    module.write_text(module.read_text().replace("gen_fp4_quantization_sm120_module", "renamed"))
+    with pytest.raises(UsageError) as caught:
+        make(PatchedTree(tree.name, tree.version, source, tree.tree, patch.tree_of(source), None, ()))
+    assert "gen_fp4_quantization_sm120_module" in caught.value.details[0]
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from forge_build import compile, manifest, patch
+from forge_core.cli import guarded
+from forge_core.console import Console
+from forge_core.engine import connect
+from forge_core.store import Store
+source, image, log = sys.argv[1:]
+console = Console()
+def action():
+    tree = patch.PatchedTree("flashinfer", "0.6.5", Path(source), "1" * 40, "2" * 40, None, ())
+    compile.compile_wheel("flashinfer-jit-cache", manifest.load("rehearsal"), tree, image, connect(), Store.open(),
+                          log=Path(log), console=console)
+sys.exit(guarded(action, console))
+"""
+
+
+@pytest.mark.usefixtures("no_containers")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_neither_container_nor_wheel(
+    line: Line, source: Path, tmp_path: Path, sign: signal.Signals
+) -> None:
+    patched(line, source)
+    log, store = tmp_path / "log", tmp_path / "store"
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, source, line.builder, log],
+        env=os.environ | {"FORGE_STORE": str(store)} | dict(line.engine.env),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (log.is_file() and "forge: generated" in log.read_text()):
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        child.send_signal(sign)
+        assert child.wait(30) == 130
+    finally:
+        child.kill()
+    assert not [p for p in store.rglob("*") if p.is_file() and p.suffix != ".lock"]
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_a_kept_container_stays_and_is_stopped(line: Line, source: Path, make: Callable[..., compile.Wheel]) -> None:
+    with (source / LOGGER).open("a") as file:
+        file.write("\n#error kept\n")
+    with pytest.raises(Refused):
+        make(patch.apply("flashinfer", "0.6.5", source, None), keep=True)
+    (kept,) = line.engine.client.containers.list(all=True, filters={"label": f"{LABEL}={NAME}"})
+    assert kept.status == "exited"
+    kept.remove()
+
+
+def test_the_series_applies_to_its_version_and_says_when_it_does_not(line: Line, source: Path) -> None:
+    folder = patch.series_folder("flashinfer", "cuda-13-wheels")
+    assert folder is not None
+    assert [row.outcome for row in patch.table("0.6.5", source, folder)] == [Outcome.APPLIES]
+    assert [row.outcome for row in patch.table("0.7.1", source, folder)] == [Outcome.RETIRED]
+    patched(line, source)
+    assert [row.outcome for row in patch.table("0.6.5", source, folder)] == [Outcome.UPSTREAM]
+    file = source / "flashinfer" / "jit" / "cpp_ext.py"
+    file.write_text(file.read_text().replace('"-shared",', '"-shared", "-Wl,-z,now",'))
+    (row,) = patch.table("0.6.5", source, folder)
+    assert row.outcome is Outcome.CONFLICT
+    assert "flashinfer/jit/cpp_ext.py: hunk 1 (@@ -216,10 +216,8 @@)" in row.detail
+
+
+def test_the_wheel_holds_no_trace_of_where_it_was_made(
+    line: Line, source: Path, make: Callable[..., compile.Wheel], tmp_path: Path
+) -> None:
+    wheel = make(patched(line, source))
+    with zipfile.ZipFile(wheel.path) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+    assert str(tmp_path).encode() not in content
+    assert os.uname().nodename.encode() not in content
