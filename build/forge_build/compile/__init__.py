@@ -179,7 +179,14 @@ def _make(
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=store.root / "partial") as scratch:
         folder = Path(scratch)
         with builder(
-            engine, image, argv, _environment(order, plan), name=order.name, keep=keep, key=key, memory=memory
+            engine,
+            image,
+            argv,
+            _environment(order, plan),
+            name=order.name,
+            keep=keep,
+            key=f"{store.root}:{key}",
+            memory=memory,
         ) as container:
             arguments = json.dumps({**plan.arguments, "jobs": jobs}).encode()
             files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script}

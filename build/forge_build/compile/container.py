@@ -28,7 +28,6 @@ from forge_core.errors import EnvironmentFailure
 from forge_core.redact import redact
 
 LABEL = "sm120-forge"
-_KEY = "sm120-forge.key"
 _IDLE_S = 0.5
 
 
@@ -41,20 +40,20 @@ def builder(
     *,
     name: str,
     keep: bool,
-    key: str | None = None,
+    mark: Mapping[str, str] | None = None,
     memory: int | None = None,
 ) -> Iterator[Container]:
     """A created, not yet started container; removed at the end whatever happens, with `keep` only stopped.
 
     `memory` is its limit in bytes, swap included: a compiler is killed before it makes the machine thrash. What an earlier
-    process left behind for the same `key` is removed first, so the caller must hold that key's lock. Raises
+    process left behind with the same labels `mark` is removed first, so the caller must hold a lock for them. Raises
     EnvironmentFailure, here and for what happens inside, when the engine refuses or goes away.
     """
     unique = f"sm120-forge-{name}-{secrets.token_hex(6)}"
-    labels = {LABEL: name} | ({_KEY: key} if key else {})
+    marked = [f"{label}={value}" for label, value in (mark or {}).items()]
     with _engine_errors(engine, image):
-        if key:
-            for left in engine.client.containers.list(all=True, filters={"label": f"{_KEY}={key}"}):
+        if marked:
+            for left in engine.client.containers.list(all=True, filters={"label": marked}):
                 left.remove(force=True, v=True)
         try:
             yield engine.client.containers.create(
@@ -63,7 +62,7 @@ def builder(
                 name=unique,
                 entrypoint=[],
                 environment=dict(env),
-                labels=labels,
+                labels={LABEL: name, **(mark or {})},
                 network_mode="none",
                 mem_limit=memory,
                 memswap_limit=memory,
