@@ -21,6 +21,8 @@ from forge_core.process import CommandFailed, run
 # Raise it when this module changes what a root file system holds: it is part of the key.
 RECIPE = 1
 
+USES: tuple[Literal["builder"], Literal["runtime"]] = ("builder", "runtime")
+
 # What an image that is never upgraded does not read: half of minbase's size. Copyright files stay: licences demand them.
 _LEFT_OUT = (
     "path-exclude=/usr/share/man/*",

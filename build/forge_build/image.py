@@ -61,18 +61,25 @@ def key(
     """Sha256 (hex) over everything that enters an image, the BuildKit that makes it included."""
     return canonical_sha256(
         {
-            "dockerfile": file_sha256(_dockerfile()),
-            "inside": _folder_sha256(_inside() / "stand_ins"),
+            "dockerfile": _stages(target),
+            "inside": _folder_sha256(_inside() / "stand_ins") if target == "runtime" else None,
             "target": target,
             "base": base.identity,
             "wheels": sorted(wheel.sha256 for wheel in locked),
             "built": sorted(wheel.sha256 for wheel in built),
-            "image": manifest.image.model_dump(mode="json", exclude={"allowed_conflicts", "imports"}),
-            "labels": labels(manifest),
+            "image": manifest.image.model_dump(mode="json", exclude={"allowed_conflicts", "imports"})
+            if target == "runtime"
+            else None,
+            "labels": labels(manifest) if target == "runtime" else None,
             "epoch": manifest.epoch,
             "engine": engine.version,
         }
     )
+
+
+def builder_tag(manifest: Manifest, base: Base, locked: Sequence[LockedWheel], engine: Engine) -> str:
+    """The builder image's tag: it carries the key of all that is in it."""
+    return f"sm120-forge/builder:{key(manifest, base, locked, (), 'builder', engine)[:20]}"
 
 
 def builder(
@@ -86,8 +93,7 @@ def builder(
     console: Console,
 ) -> str:
     """Have the builder image in the engine; returns its tag, which carries the key of all that is in it."""
-    identity = key(manifest, base, locked, (), "builder", engine)
-    tag = f"sm120-forge/builder:{identity[:20]}"
+    tag = builder_tag(manifest, base, locked, engine)
     with console.step("builder", "compiler and CUDA tool chain, network off") as step:
         if engine.client.images.list(name=tag):
             step.result(f"{tag}, made before")
@@ -240,6 +246,19 @@ def _watch(step: Step) -> Any:
 
 def _dockerfile() -> Path:
     return project_root() / "Dockerfile.sm120"
+
+
+def _stages(target: str) -> list[str]:
+    """The instructions that make a target: another stage's change does not make it anew."""
+    stages: dict[str, list[str]] = {"": []}
+    name = ""
+    for line in _dockerfile().read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        if match := re.match(r"FROM .* AS (\w+)$", line):
+            name = match[1]
+        stages.setdefault(name, []).append(line)
+    return [*stages[""], *stages["distribution"], *stages[target]]
 
 
 def _inside() -> Path:

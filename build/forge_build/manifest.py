@@ -156,11 +156,11 @@ class BuiltWheel(Frozen):
 
 
 class AllowedConflict(Frozen):
-    """A complaint of `pip check` that is known and meant."""
+    """Complaints of `pip check` that are known and meant."""
 
     package: Name
     """Whose requirement is not met."""
-    requirement: Name
+    requirements: tuple[Name, ...]
     """What it misses or finds in another version."""
     reason: Annotated[str, StringConstraints(min_length=15)]
 
@@ -206,6 +206,8 @@ class Manifest(Frozen):
     """SOURCE_DATE_EPOCH, seconds: the newest time stamp in any output."""
     target: Target
     indexes: dict[Name, Index] = Field(default_factory=dict)
+    staging: str | None = None
+    """Repository the image is pushed to by digest, `HOST/PATH`; none: FORGE_STAGING, or for a rehearsal one on loopback."""
     base: Base
     environments: dict[str, Environment]
     sources: dict[Name, Source] = Field(default_factory=dict)

@@ -1,5 +1,430 @@
-"""The line."""
+"""The line's left side, once and in order: manifest, lock, fetch, base, patch, compile, wheel check, image, check, record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from forge_build import base, compile, image, image_check, lock, manifest, model, patch, wheel_check
+from forge_build.compile.units import units
+from forge_build.fetch import Inputs, fetch
+from forge_build.image import BuiltFile
+from forge_build.lock import Lock
+from forge_build.manifest import Manifest
+from forge_core import engine as engines
+from forge_core import record, registry
+from forge_core.cli import project_root, work_folder
+from forge_core.console import Console, duration, size
+from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
+from forge_core.model import Deviation, ImageRef, ModelRef, file_sha256
+from forge_core.process import run
+from forge_core.record import (
+    BuildRecord,
+    RecordedBase,
+    RecordedInput,
+    RecordedSource,
+    RecordedStage,
+    RecordedWheel,
+)
+from forge_core.registry import local
+from forge_core.store import Store
 
 
-def build(*a, **k):
-    raise SystemExit
+@dataclass
+class _Clock:
+    """How long each stage took, and whether it was taken from an earlier run."""
+
+    stages: list[RecordedStage] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.stages.append(RecordedStage(name=name, seconds=round(time.monotonic() - began, 2)))
+
+
+def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -> BuildRecord:
+    """From a profile's manifest to an image in staging and its record, which is written last.
+
+    Raises the errors of the stages; a failed build leaves no record, so that nothing can validate what it left.
+    """
+    plan = manifest.load(profile)
+    locked = lock.load(plan)
+    work = work_folder(plan.profile)
+    target = work / record.FILE_NAME
+    previous = _set_aside(target)
+    logs, clock = work / "logs", _Clock()
+    logs.mkdir(exist_ok=True)
+    store = Store.open()
+    engine = engines.connect()
+    try:
+        staging = _staging(plan, engine, console)
+        with clock.stage("fetch"):
+            inputs = fetch(plan, locked, store, offline=offline, console=console)
+        with clock.stage("base"):
+            bases = [base.build(use, plan, inputs, log=logs / "base.log", console=console) for use in base.USES]
+        builder_base, runtime_base = bases
+        with clock.stage("patch"), tempfile.TemporaryDirectory(prefix="sources-", dir=work) as scratch:
+            trees = _patch(plan, locked, inputs, Path(scratch), console)
+            builder_tag = image.builder_tag(plan, builder_base, locked.wheels["builder"], engine)
+
+            def ensure_builder() -> None:
+                image.builder(
+                    plan,
+                    inputs,
+                    builder_base,
+                    locked.wheels["builder"],
+                    engine,
+                    log=logs / "builder.log",
+                    console=console,
+                )
+
+            with clock.stage("compile"):
+                wheels = [
+                    compile.compile_wheel(
+                        name,
+                        plan,
+                        trees[spec.source],
+                        builder_tag,
+                        engine,
+                        store,
+                        log=logs / f"compile-{name}.log",
+                        console=console,
+                        keep=keep,
+                        ensure_builder=ensure_builder,
+                    )
+                    for name, spec in plan.wheels.items()
+                ]
+        with clock.stage("wheel check"):
+            built, recorded = _check_wheels(plan, locked, inputs, wheels, work / "wheelhouse", console)
+        with clock.stage("image"):
+            reference, config, amount = _image(
+                plan, locked, inputs, runtime_base, built, engine, staging, logs, console, store
+            )
+        with clock.stage("image check"):
+            checks = _check_image(plan, locked, reference, wheels, engine, logs, console, keep, store)
+        with clock.stage("model"):
+            prepared = _model(plan, locked, inputs, reference, engine, work, logs, console, keep)
+        finished = BuildRecord(
+            profile=plan.profile,
+            kind=plan.kind,
+            finished=datetime.now(UTC),
+            forge_version=version("sm120-forge"),
+            forge_commit=_commit(),
+            manifest=file_sha256(manifest.manifests_folder() / f"{plan.profile}.yaml"),
+            lock=file_sha256(lock.lock_path(plan.profile)),
+            image=reference,
+            image_config=config,
+            image_size=amount,
+            architectures=tuple(sorted({a for w in recorded for o in w.objects for a in o.cubins})),
+            model=prepared,
+            bases=tuple(RecordedBase(use=b.use, identity=b.identity, size=b.size) for b in bases),
+            sources=tuple(
+                RecordedSource(
+                    name=tree.name,
+                    version=tree.version,
+                    tree=tree.tree,
+                    patched_tree=tree.patched_tree,
+                    series=tree.series,
+                    patches=tuple(p.name for p in tree.patches),
+                )
+                for tree in trees.values()
+            ),
+            wheels=recorded,
+            inputs=_inputs(locked, inputs),
+            image_check=checks,
+            deviations=(*inputs.deviations, *_dirty_tree()),
+            tools=_tools(engine, bases, wheels),
+            stages=tuple(clock.stages),
+        )
+        if finished.deviations and plan.kind == "production":
+            console.say(f"note: {len(finished.deviations)} deviations; promotion refuses what its policy does not name")
+        record.save(finished, target)
+        previous.unlink(missing_ok=True)
+        _summary(finished, target, console)
+        return finished
+    finally:
+        engine.client.close()
+
+
+def _set_aside(target: Path) -> Path:
+    """An earlier record speaks of an earlier build: out of the way before anything can fail."""
+    previous = target.with_name("build-record.previous.json")
+    if target.exists():
+        target.replace(previous)
+    return previous
+
+
+def _staging(plan: Manifest, engine: engines.Engine, console: Console) -> str:
+    """The repository the image goes to: the manifest's, else one on loopback, started if need be."""
+    repository = plan.staging or os.environ.get("FORGE_STAGING")
+    if repository is None:
+        if plan.kind == "production":
+            raise UsageError(
+                f"{plan.profile}: no staging repository",
+                hint="name `staging` in the manifest, or set FORGE_STAGING=HOST/PATH",
+            )
+        repository = f"{local.ensure(console)}/{plan.image.name}"
+    registry.require_reachable(repository, remote_engine=engine.remote)
+    return repository
+
+
+def _patch(
+    plan: Manifest, locked: Lock, inputs: Inputs, scratch: Path, console: Console
+) -> dict[str, patch.PatchedTree]:
+    trees = {}
+    for name, source in plan.sources.items():
+        known = locked.sources[name]
+        with console.step("patch", name) as step:
+            if known.wheel is None:
+                raise UsageError(f"sources.{name}: sources from git are not built yet")
+            folder = patch.unpack_wheel(inputs.path(known.wheel.sha256), scratch / name)
+            series = patch.series_folder(name, source.series)
+            changed = [p.file for p in known.patches if series and not _same(series / p.file, p.sha256)]
+            if changed:
+                raise UsageError(
+                    f"patches of {name} changed since the lock: {', '.join(changed)}",
+                    hint=f"`nox -s lock -- --profile {plan.profile}`",
+                )
+            tree = patch.apply(name, known.wheel.version, folder, series)
+            if tree.tree != known.tree:
+                raise IntegrityError(f"the source {name} has the tree {tree.tree}, the lock names {known.tree}")
+            if tree.patched_tree != known.patched_tree:
+                raise UsageError(
+                    f"the series {tree.series} gives the tree {tree.patched_tree}, the lock names {known.patched_tree}",
+                    hint=f"`nox -s lock -- --profile {plan.profile}`",
+                )
+            trees[name] = tree
+            step.result(f"tree {tree.patched_tree[:12]}, {len(tree.patches)} patches")
+    return trees
+
+
+def _same(path: Path, sha256: str) -> bool:
+    return path.is_file() and file_sha256(path) == sha256
+
+
+def _check_wheels(
+    plan: Manifest, locked: Lock, inputs: Inputs, wheels: list[compile.Wheel], wheelhouse: Path, console: Console
+) -> tuple[list[BuiltFile], tuple[RecordedWheel, ...]]:
+    """Check each wheel under its real name, in the wheelhouse a user looks into."""
+    shutil.rmtree(wheelhouse, ignore_errors=True)
+    wheelhouse.mkdir()
+    environment = [inputs.path(w.sha256) for w in locked.wheels["runtime"]]
+    built, recorded = [], []
+    for wheel in wheels:
+        with console.step("wheel check", wheel.file) as step:
+            path = wheelhouse / wheel.file
+            shutil.copyfile(wheel.path, path)
+            report = wheel_check.check(
+                path,
+                plan.wheels[wheel.name].check,
+                epoch=plan.epoch,
+                environment=environment,
+                platform=plan.target.platform,
+            )
+            if console.verbose:
+                console.print(wheel_check.table(report))
+            wheel_check.raise_for(report)
+            step.result(wheel_check.summary(report))
+        if report.sha256 != wheel.sha256:
+            raise IntegrityError(f"{path} has other bytes than the store's object {wheel.sha256}")
+        built.append(BuiltFile(path, wheel.file, wheel.sha256))
+        recorded.append(
+            RecordedWheel(
+                file=wheel.file, sha256=wheel.sha256, size=wheel.size, objects=report.objects, cached=wheel.cached
+            )
+        )
+    return built, tuple(recorded)
+
+
+def _image(
+    plan: Manifest,
+    locked: Lock,
+    inputs: Inputs,
+    runtime_base: base.Base,
+    built: list[BuiltFile],
+    engine: engines.Engine,
+    staging: str,
+    logs: Path,
+    console: Console,
+    store: Store,
+) -> tuple[ImageRef, str, int]:
+    """The image in staging, by digest: the one that equal inputs gave before if staging still has it, else built anew."""
+    identity = image.key(plan, runtime_base, locked.wheels["runtime"], built, "runtime", engine)
+    known = store.note_get("image", identity)
+    if known is not None:
+        reference = ImageRef(repository=staging, digest=known["digest"])
+        if registry.exists(reference):
+            with console.step("image", plan.image.name) as step:
+                step.result(f"{reference.digest[:19]}, {size(known['size'])}, made before and still in staging")
+            _pull(reference, engine, console)
+            return reference, str(known["config"]), int(known["size"])
+    with tempfile.TemporaryDirectory(prefix="image-", dir=store.root / "partial") as scratch:
+        made = image.build(
+            plan,
+            inputs,
+            runtime_base,
+            locked.wheels["runtime"],
+            built,
+            engine,
+            Path(scratch) / "image.tar",
+            log=logs / "image.log",
+            console=console,
+        )
+        with console.step("staging", staging) as step:
+            reference = registry.push(made.archive, staging, digest=made.digest, tag=None, log=logs / "staging.log")
+            step.result(str(reference))
+    store.note_put("image", identity, {"digest": made.digest, "config": made.config_digest, "size": made.size})
+    _pull(reference, engine, console)
+    return reference, made.config_digest, made.size
+
+
+def _pull(reference: ImageRef, engine: engines.Engine, console: Console) -> None:
+    """Have the engine hold the image by its digest; both image stores know it then."""
+    import docker.errors
+
+    try:
+        engine.client.images.get(str(reference))
+        return
+    except docker.errors.ImageNotFound:
+        pass
+    with console.step("pull", "into the engine, by digest"):
+        try:
+            engine.client.images.pull(reference.repository, tag=reference.digest)
+        except docker.errors.APIError as error:
+            raise EnvironmentFailure(f"the engine cannot pull {reference}: {error.explanation or error}") from error
+
+
+def _check_image(
+    plan: Manifest,
+    locked: Lock,
+    reference: ImageRef,
+    wheels: list[compile.Wheel],
+    engine: engines.Engine,
+    logs: Path,
+    console: Console,
+    keep: bool,
+    store: Store,
+) -> dict[str, str]:
+    """The check's answer; one that was green for this very digest and request is not asked again."""
+    modules = {
+        name: unit.generator
+        for wheel, spec in plan.wheels.items()
+        if spec.recipe == "flashinfer-jit"
+        for name, unit in units(spec.recipe, spec.modules, f"wheels.{wheel}.modules").items()
+    }
+    identity = image_check.key(plan, locked, reference, modules)
+    if (known := store.note_get("image-check", identity)) is not None:
+        with console.step("image check") as step:
+            step.result(f"{len(known)} checks, passed before for this digest")
+        return {str(name): str(seen) for name, seen in known.items()}
+    report = image_check.check(
+        reference,
+        plan,
+        locked.wheels["runtime"],
+        {w.name: w.version for w in wheels},
+        modules,
+        engine,
+        log=logs / "image-check.log",
+        console=console,
+        keep=keep,
+    )
+    store.note_put("image-check", identity, report.checks)
+    return report.checks
+
+
+def _model(
+    plan: Manifest,
+    locked: Lock,
+    inputs: Inputs,
+    reference: ImageRef,
+    engine: engines.Engine,
+    work: Path,
+    logs: Path,
+    console: Console,
+    keep: bool,
+) -> ModelRef | None:
+    if plan.model is None:
+        return None
+    (wheel,) = locked.wheels["model"]
+    return model.prepare(
+        plan,
+        inputs,
+        wheel,
+        list(locked.wheels["runtime"]),
+        reference,
+        engine,
+        work / "model",
+        log=logs / "model.log",
+        console=console,
+        keep=keep,
+    )
+
+
+def _inputs(locked: Lock, inputs: Inputs) -> tuple[RecordedInput, ...]:
+    rows = [
+        RecordedInput(kind="wheel", use=use, name=w.name, version=w.version, sha256=w.sha256)
+        for use, wheels in locked.wheels.items()
+        for w in wheels
+    ]
+    rows += [
+        RecordedInput(kind="wheel", use=name, name=s.wheel.name, version=s.wheel.version, sha256=s.wheel.sha256)
+        for name, s in locked.sources.items()
+        if s.wheel
+    ]
+    rows += [
+        RecordedInput(kind="deb", use=use, name=d.name, version=d.version, sha256=d.sha256)
+        for use, debs in inputs.debs.items()
+        for d in debs
+    ]
+    return tuple(rows)
+
+
+def _tools(engine: engines.Engine, bases: list[base.Base], wheels: list[compile.Wheel]) -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "engine": engine.version,
+        "buildx": engine.buildx_version,
+        "uv": version("uv"),
+        "skopeo": run(["skopeo", "--version"]).stdout.split()[-1],
+    }
+    for base_ in bases:
+        found |= base_.tools
+    for wheel in wheels:
+        found |= wheel.tools
+    return found
+
+
+def _commit() -> str | None:
+    done = run(["git", "-C", project_root(), "rev-parse", "--verify", "HEAD"], check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _dirty_tree() -> tuple[Deviation, ...]:
+    """Changes of what decides the build that no commit has."""
+    paths = ("Dockerfile.sm120", "build", "core", "patches", "pyproject.toml", "requirements")
+    done = run(["git", "-C", project_root(), "status", "--porcelain", "--", *paths], check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return tuple(Deviation(kind="dirty-tree", subject=line[3:], detail=line[:2].strip()) for line in lines)
+
+
+def _summary(made: BuildRecord, target: Path, console: Console) -> None:
+    took = ", ".join(f"{stage.name} {duration(stage.seconds)}" for stage in made.stages if stage.seconds >= 1)
+    console.say(f"built {made.image}", "bold green")
+    console.say(f"    {size(made.image_size)} compressed; device code: {', '.join(made.architectures) or 'none'}")
+    for wheel in made.wheels:
+        console.say(f"    {wheel.file}, {size(wheel.size)}, sha256 {wheel.sha256[:16]}")
+    for deviation in made.deviations:
+        console.say(f"    deviation: {deviation.kind} {deviation.subject}: {deviation.detail}", "yellow")
+    console.say(f"    record {target}, seal {made.sha256[:16]}")
+    if took:
+        console.say(f"    {took}")

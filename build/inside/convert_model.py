@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-KEPT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+KEPT = "config generation_config tokenizer tokenizer_config"
 
 
 def main(gguf, out, template, nan_token):
@@ -47,7 +47,7 @@ def main(gguf, out, template, nan_token):
         swap_added(work / "tokenizer_config.json", swapped)
     shutil.copyfile(template, work / "chat_template.jinja")
     out.mkdir(parents=True)
-    for name in KEPT:
+    for name in ("model.safetensors", "chat_template.jinja", *(f"{part}.json" for part in KEPT.split())):
         if (work / name).exists():
             shutil.copyfile(work / name, out / name)
     print(json.dumps({"files": sorted(p.name for p in out.iterdir()), "swapped": swapped}))

@@ -59,6 +59,11 @@ class Console:
         if not self.quiet:
             self._rich.print(escape(redact(text)), style=style or None)
 
+    def print(self, renderable: object) -> None:
+        """Print a table or another renderable of rich."""
+        if not self.quiet:
+            self._rich.print(renderable)
+
     def step(self, name: str, what: str = "") -> Step:
         """Begin a step; use it as a context manager."""
         return Step(self, name, what)

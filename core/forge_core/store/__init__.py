@@ -137,6 +137,18 @@ class Store:
         write_text(self._entry(kind, key), json.dumps({"sha256": sha256, "meta": meta}, indent=1) + "\n")
         return Derived(self.path(sha256), sha256, meta)
 
+    def note_get(self, kind: str, key: str) -> dict[str, Any] | None:
+        """What `note_put` left under this key; none when there is nothing, or nothing readable."""
+        try:
+            found = json.loads(self._entry(kind, key).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def note_put(self, kind: str, key: str, facts: dict[str, Any]) -> None:
+        """Remember facts that were established under this key; unlike a derived object they name no bytes."""
+        write_text(self._entry(kind, key), json.dumps(facts, indent=1) + "\n")
+
     @contextmanager
     def derived_lock(self, kind: str, key: str) -> Iterator[None]:
         """Hold while looking for and making a derived object, so that two builds do not make the same thing twice."""

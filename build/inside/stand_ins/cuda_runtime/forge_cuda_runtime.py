@@ -19,7 +19,7 @@ class _BeforeFlashInfer(importlib.abc.MetaPathFinder):
             found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/lib/libcudart.so.*"))
             if found:
                 type(self).library = ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
-        return None
+        return
 
 
 sys.meta_path.insert(0, _BeforeFlashInfer())

@@ -1,0 +1,59 @@
+"""What a wheel may lean on without any wheel providing it: documented data, no logic.
+
+The names and versions follow the manylinux policy (PEP 600, PEP 599, PEP 571, PEP 513) and glibc's and GCC's own version
+scripts.
+"""
+
+from __future__ import annotations
+
+import re
+
+# glibc, libstdc++ and libgcc_s: what the manylinux policy lets a wheel NEED and what every base has. Left out on purpose:
+# libatomic, libnsl, libz, libexpat and the X and GL libraries, which the policy allows but a minimal base lacks.
+C_FAMILY = frozenset(
+    {
+        "ld-linux-x86-64.so.2",
+        "libc.so.6",
+        "libm.so.6",
+        "libmvec.so.1",
+        "libpthread.so.0",
+        "libdl.so.2",
+        "librt.so.1",
+        "libutil.so.1",
+        "libresolv.so.2",
+        "libanl.so.1",
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+    }
+)
+
+# Symbol versions of the family's libraries; GLIBC_PRIVATE is not among them: it changes with every release.
+C_FAMILY_VERSION = re.compile(r"^(?:GLIBC_(?:\d|ABI_)|GLIBCXX_|CXXABI_|GCC_\d)")
+
+GLIBC_VERSION = re.compile(r"^GLIBC_(\d+)\.(\d+)(?:\.\d+)?$")
+
+# Version nodes without a number, and the release that brought them.
+GLIBC_NAMED_NODES = {"GLIBC_ABI_DT_RELR": (2, 36)}
+
+# Platform tags older than PEP 600, as the glibc they promise to run on.
+LEGACY_TAGS = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+# The driver is part of the host, so no wheel provides it; a wheel may NEED it only where the manifest says so.
+DRIVER = {
+    "libcuda.so.1": re.compile(r"^cu[A-Z]\w*$"),
+    "libnvidia-ml.so.1": re.compile(r"^nvml[A-Z]\w*$"),
+}
+
+# CPython exports these from the executable or libpython; an extension module does not NEED it (PEP 513).
+PYTHON_SYMBOL = re.compile(r"^_?Py[A-Z_]\w*$")
+
+# Libraries that an importing process has loaded globally before the module, with the symbols each is asked for: FlashInfer
+# loads TVM FFI first, torch extensions come after `import torch`. First match is looked at first.
+PRELOADED: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("libtvm_ffi.so", re.compile(r"^_?TVMFFI|^_ZNK?3tvm3ffi")),
+    ("libc10.so", re.compile(r"3c10")),
+    ("libc10_cuda.so", re.compile(r"3c104cuda")),
+    ("libtorch_python.so", re.compile(r"THP|5torch|8pybind11")),
+    ("libtorch_cuda.so", re.compile(r"2at|5torch")),
+    ("libtorch_cpu.so", re.compile(r"2at|5torch|3c10|^aoti_torch_|^torch_")),
+)
