@@ -7,6 +7,7 @@ known by a key over all that enters it, and one that was made of the same before
 from __future__ import annotations
 
 import json
+import platform
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+KEY_LABEL = "sm120-forge.key"
+STORE_LABEL = "sm120-forge.store"
 _RESERVE = 1_000_000_000
 """Bytes left to the rest of the machine."""
 
@@ -163,6 +166,8 @@ def _make(
     memory, jobs = share(engine, plan.peak)
     step.detail(f"{jobs} compilers side by side, {size(memory)} of memory, log {log}")
     progress = Progress(total=plan.units)
+    # The lock of the key is the store's: another store on the same engine may be compiling the same thing.
+    mark = {KEY_LABEL: key, STORE_LABEL: f"{platform.node()}:{store.root}"}
     script = f"/forge/inside/{plan.script.name}"
     argv = ["python3", script, "/forge/plan.json", OUTPUT]
 
@@ -185,7 +190,7 @@ def _make(
             _environment(order, plan),
             name=order.name,
             keep=keep,
-            key=f"{store.root}:{key}",
+            mark=mark,
             memory=memory,
         ) as container:
             arguments = json.dumps({**plan.arguments, "jobs": jobs}).encode()

@@ -228,7 +228,7 @@ def test_an_interrupt_while_creating_leaves_no_container() -> None:
     client = Client(KeyboardInterrupt())
     with (
         pytest.raises(KeyboardInterrupt),
-        builder(engine(client), "image", [], {}, name="x", keep=False, key="k"),
+        builder(engine(client), "image", [], {}, name="x", keep=False, mark={"of": "us"}),
     ):
         raise AssertionError("never created")
     assert client.calls == ["create none", "remove"]
@@ -236,7 +236,7 @@ def test_an_interrupt_while_creating_leaves_no_container() -> None:
 
 def test_a_kept_container_is_stopped_and_what_was_left_before_is_removed() -> None:
     client = Client(left=2)
-    with builder(engine(client), "image", [], {}, name="x", keep=True, key="k"):
+    with builder(engine(client), "image", [], {}, name="x", keep=True, mark={"of": "us"}):
         pass
     assert client.calls == ["remove left", "remove left", "create none", "kill"]
 
