@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from forge_core.console import Console, duration
 from forge_validate.checks import CheckResult
+from forge_validate.checks.result import quoted
 from forge_validate.promote import Promotion
 from forge_validate.receipt import Receipt
 
@@ -24,8 +26,8 @@ def show(console: Console, receipt: Receipt, promotion: Promotion | None, note: 
 
 
 def _row(result: CheckResult) -> str:
-    said = f" - {result.answer!r}" if result.answer else ""
-    return f"{result.check:<26} {result.explanation}{said}"
+    said = f" - {quoted(result.answer, 72)}" if result.answer else ""
+    return f"{result.check:<32}  {result.explanation}{said}"
 
 
 def lines(receipt: Receipt, promotion: Promotion | None, note: str | None) -> Iterator[str]:
@@ -35,7 +37,7 @@ def lines(receipt: Receipt, promotion: Promotion | None, note: str | None) -> It
     yield f"verdict    {receipt.verdict.outcome}"
     yield f"cause      {receipt.verdict.cause}"
     yield f"next step  {receipt.verdict.next_step if promotion is None else 'none: the release tag has moved'}"
-    yield f"checks     {len(receipt.results)} of suite, required and optional"
+    yield f"checks     {_counts(receipt)}"
     yield f"image      {subject.image}"
     yield f"model      {subject.model}, revision {subject.model_revision[:16]}"
     for deviation in receipt.deviations:
@@ -50,4 +52,9 @@ def lines(receipt: Receipt, promotion: Promotion | None, note: str | None) -> It
         yield f"promoted   {promotion.reference} -> {subject.image.digest}"
         yield f"before     {before}"
     else:
-        yield f"promoted   nothing: {note or receipt.verdict.cause}"
+        yield f"promoted   nothing: {note or 'no tag moves without a pass'}"
+
+
+def _counts(receipt: Receipt) -> str:
+    counts = Counter(result.outcome for result in receipt.results)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from forge_core.model import Deviation, Frozen
 from forge_validate.checks import CheckResult
+from forge_validate.checks.result import quoted
 from forge_validate.policy import Policy
 
 
@@ -33,7 +34,7 @@ def decide(results: Sequence[CheckResult], policy: Policy) -> Verdict:
         )
     # What was answered wrongly tells more than what could not be asked after it.
     worst = next((r for r in failing if r.outcome == "failed"), failing[0])
-    answer = f", it said {worst.answer!r}" if worst.answer else ""
+    answer = f", it said {quoted(worst.answer, 48)}" if worst.answer else ""
     more = f" ({len(failing) - 1} more)" if len(failing) > 1 else ""
     return Verdict(
         outcome="failed",

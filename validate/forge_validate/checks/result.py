@@ -63,7 +63,12 @@ class Evidence:
         )
 
 
+def quoted(text: str, limit: int = 200) -> str:
+    """A text for people between quotes, as `shown` has it."""
+    return f"'{shown(text, limit)}'"
+
+
 def shown(text: str, limit: int = 200) -> str:
     """A text for people: shortened, line ends and whatever cannot be seen escaped."""
-    cut = text if len(text) <= limit else text[:limit] + f"… ({len(text)} characters)"
+    cut = text if len(text) <= limit else text[:limit] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

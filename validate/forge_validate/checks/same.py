@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge_validate import reply
-from forge_validate.checks.result import CheckResult, Evidence
+from forge_validate.checks.result import CheckResult, Evidence, quoted
 
 
 def same(evidence: Evidence) -> CheckResult:
@@ -19,7 +19,7 @@ def same(evidence: Evidence) -> CheckResult:
         mine, theirs = getattr(here, name), getattr(there, name)
         if mine != theirs:
             return evidence.failed(
-                f"{name} is {mine!r} here and {theirs!r} in {evidence.case.same_as}"[:400],
+                f"{name} is {quoted(str(mine))} here and {quoted(str(theirs))} in {evidence.case.same_as}",
                 value=name,
                 answer=here.content,
             )

@@ -11,7 +11,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from forge_validate import reply
-from forge_validate.checks.result import CheckResult, Evidence
+from forge_validate.checks.result import CheckResult, Evidence, quoted
 from forge_validate.policy import Text
 
 _SPECIAL = re.compile(r"<\|[A-Za-z0-9_]+\|>|<(?:pad|unk|s|/s|bos|eos)>")
@@ -62,7 +62,7 @@ def complain(found: Measures, limits: Text) -> str | None:
     if found.special:
         return f"special tokens in the text ({found.special[0]})"
     if found.repeat_length > limits.repeat_length.value or found.repeat_share > limits.repeat_share.value:
-        return f"{found.repeat!r} over and over, {found.repeat_length} of {found.characters} characters"
+        return f"{quoted(found.repeat)} over and over, {found.repeat_length} of {found.characters} characters"
     if found.distinct_ratio is not None and found.distinct_ratio < limits.distinct_ratio.value:
         return f"hardly any different characters ({found.distinct_ratio:.2f} of a window)"
     if len(found.scripts) > limits.scripts.value:
