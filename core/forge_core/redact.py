@@ -13,7 +13,11 @@ _PATTERNS = (
     re.compile(r"(?i)(--?(?:admin-)?api-key(?:=|\s+))(['\"]?)[^\s'\",)]+"),
     re.compile(r"(?i)((?:admin_)?api_key['\"]?\s*[=:]\s*)(['\"])(?!None)[^'\"]*"),
     re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)()[^\s'\",]+"),
-    re.compile(r"(?i)((?:token|password|passwd|secret)[a-z0-9_]*['\"]?\s*[=:]\s*)(['\"])[^'\"]{4,}"),
+    re.compile(r"(?i)((?:password|passwd|secret)[a-z0-9_]*['\"]?\s*[=:]\s*)(['\"])[^'\"]{4,}"),
+    # Not every `token`: logprobs carry `"token": " capital"`, ServerArgs has tokenizer_path.
+    re.compile(
+        r"(?i)((?:access|auth|bearer|github|hf|identity|refresh|session)_?token['\"]?\s*[=:]\s*)(['\"]?)[^\s'\"]{4,}"
+    ),
     re.compile(r"(://[^/\s:@]+:)()[^/\s@]+(?=@)"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,9 @@ from pydantic import Field, ValidationError
 from forge_core.errors import UsageError
 from forge_core.files import write_text
 from forge_core.model import Frozen
-from forge_core.redact import redact
+from forge_core.redact import MASK, redact
+
+_SECRET = re.compile(r"(?i)api_key$|password$|^authorization$")
 
 
 class Request(Frozen):
@@ -44,8 +47,20 @@ class Exchange(Frozen):
 def save(exchange: Exchange, folder: Path) -> Path:
     """Write `folder/<name>.json` atomically, secrets masked; returns the path."""
     path = folder / f"{exchange.name}.json"
-    write_text(path, redact(json.dumps(exchange.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n")
+    write_text(path, json.dumps(_masked(exchange.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def _masked(value: Any, name: str = "") -> Any:
+    """Text by text, so that what a model said stays as it was and the JSON stays whole."""
+    if isinstance(value, dict):
+        return {key: _masked(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item) for item in value]
+    if isinstance(value, str):
+        # A server tells its own key in /server_info.
+        return MASK if value and _SECRET.search(name) else redact(value)
+    return value
 
 
 def load(path: Path) -> Exchange:

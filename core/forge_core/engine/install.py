@@ -1,7 +1,8 @@
 """An engine on a bare machine: leave one that answers alone, otherwise install and start one.
 
 Debian 13 and Ubuntu take it from the distribution. Debian 12, whose engine is too old, runs the newer suite's (see
-`daemon`); this way is what the integration tests try, the others are tested by their decisions.
+`daemon`); this way is what the integration tests try. Debian 13's was tried in a chroot without systemd; systemd and
+Ubuntu are tested by their decisions alone.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from forge_core.process import CommandFailed, run
 SUITE = "forky"
 """The suite whose engine serves Debian 12: Docker Engine 28.5, buildx 0.29; FORGE_ENGINE_SUITE names another."""
 
-_SUITE_PACKAGES = ("ca-certificates", "docker.io", "docker-buildx", "containerd", "iproute2", "iptables")
+_SUITE_PACKAGES = ("apparmor", "ca-certificates", "docker.io", "docker-buildx", "containerd", "iproute2", "iptables")
 _DISTRIBUTION_PACKAGES = ["docker.io", "docker-buildx"]
 _DAEMON_JSON = Path("/etc/docker/daemon.json")
+_APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 
 
 def ensure(console: Console, place: Place | None = None) -> Engine:
@@ -114,7 +116,8 @@ def _start(place: Place, step: Step) -> None:
     if service and not _DAEMON_JSON.exists() and shutil.which("dockerd") is None:
         _DAEMON_JSON.parent.mkdir(parents=True, exist_ok=True)
         write_text(_DAEMON_JSON, json.dumps(daemon.DAEMON_JSON) + "\n")
-    wanted = [p for p, there in zip(_DISTRIBUTION_PACKAGES, _installed(), strict=True) if not there] + tools
+    wanted = [p for p, there in zip(_DISTRIBUTION_PACKAGES, _installed(), strict=True) if not there]
+    wanted += [*_beside_docker(place), *tools]
     if wanted:
         step.say(f"installing {', '.join(wanted)}")
         packages.install(wanted, log=place.install_log)
@@ -124,6 +127,17 @@ def _start(place: Place, step: Step) -> None:
     else:
         step.say("starting it")
         daemon.start(place, system=False)
+
+
+def _beside_docker(place: Place) -> list[str]:
+    """What docker.io merely recommends and this machine's kernel or our settings need."""
+    wanted = []
+    enforced = _APPARMOR.read_text(encoding="utf-8").startswith("Y") if _APPARMOR.is_file() else False
+    if enforced and shutil.which("apparmor_parser") is None:
+        wanted.append("apparmor")
+    if place.bridge and shutil.which("ip") is None:
+        wanted.append("iproute2")
+    return wanted
 
 
 def _installed() -> tuple[bool, bool]:

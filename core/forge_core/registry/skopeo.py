@@ -31,7 +31,8 @@ _DENIED = re.compile(
 _CERTIFICATE = re.compile(r"x509:|certificate|tls: ", re.IGNORECASE)
 _DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _DIGESTS = re.compile(
-    r"would not match destination reference|does not match.*digest|digest.*does not match|digest did not match|provided digest|DIGEST_INVALID"
+    r"would not match destination reference|does not match.*digest|digest.*does not match|digest did not match"
+    r"|provided digest|DIGEST_INVALID"
     r"|would change the manifest|Manifest list must be converted",
     re.IGNORECASE,
 )

@@ -82,6 +82,7 @@ def debian13(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     )
     monkeypatch.setattr(packages, "missing_tools", lambda: ["skopeo"])
     monkeypatch.setattr(install, "_installed", lambda: (False, False))
+    monkeypatch.setattr(install, "_APPARMOR", tmp_path / "enabled")
     monkeypatch.setattr(install.shutil, "which", lambda name: None)
     monkeypatch.setattr(install, "_DAEMON_JSON", tmp_path / "etc/daemon.json")
     monkeypatch.setattr(packages, "install", lambda names, log: done.append(f"install {' '.join(names)}"))
@@ -114,6 +115,14 @@ def test_debian_13_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     begin(Place(tmp_path / "engine"))
     assert debian13 == ["install docker.io docker-buildx skopeo", "dockerd system=False"]
     assert not (tmp_path / "etc").exists()
+
+
+def test_what_docker_merely_recommends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, debian13: list[str]) -> None:
+    monkeypatch.setattr(packages, "systemd_runs", lambda: True)
+    (tmp_path / "enabled").write_text("Y\n")
+    begin(Place(tmp_path / "engine", "forge1", "10.9.0.1/24"))
+    # a second engine is never the machine's service
+    assert debian13 == ["install docker.io docker-buildx apparmor iproute2 skopeo", "dockerd system=False"]
 
 
 def test_a_daemon_json_of_the_machine_is_never_touched(

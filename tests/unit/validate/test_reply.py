@@ -102,7 +102,18 @@ def test_html_is_no_reply() -> None:
 
 
 def test_exchanges_round_trip_without_secrets(tmp_path: Path) -> None:
-    before = chat("key", name="case-1").model_copy(update={"headers": {"x": "Authorization: Bearer sk-abcdef"}})
+    before = chat("key", name="case-1", logprobs=[None, -1.0])
     path = exchange.save(before, tmp_path)
-    assert "sk-abcdef" not in path.read_text()
-    assert exchange.load(path).response == before.response
+    assert exchange.load(path) == before, "evidence stays as it was"
+    told = {"api_key": 'sk-"abcdef', "launch_command": "--api-key sk-abcdef --device cpu", "tokenizer_path": "/model"}
+    exchange.save(
+        before.model_copy(update={"response": told, "headers": {"x": "Authorization: Bearer sk-abcdef"}}), tmp_path
+    )
+    assert "abcdef" not in path.read_text()
+    assert exchange.load(path).response["tokenizer_path"] == "/model"
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_recorded_exchanges_survive_saving(path: Path, tmp_path: Path) -> None:
+    before = exchange.load(path)
+    assert exchange.load(exchange.save(before, tmp_path)) == before
