@@ -1,40 +1,26 @@
-"""The manifest: what we intend to build. Closed, frozen, every mistake reported at once at its path in the file."""
+"""The manifest's models: closed and frozen."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-import yaml
-from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic_core import InitErrorDetails
 
-from forge_core.cli import project_root
-from forge_core.errors import UsageError
-from forge_core.model import Architecture, Frozen, GitOid, ImageRef, canonical_sha256
-
-SCHEMA_VERSION = 1
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-
-
-def _requirement(text: str) -> str:
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(f"{text!r} is no PEP 508 requirement: {str(error).splitlines()[0]}") from error
-    if requirement.url:
-        raise ValueError(f"{text!r} names an address; a lock names packages, versions and sha256")
-    return text
-
-
-def _image(text: str) -> str:
-    ImageRef.parse(text)
-    return text
-
-
-RequirementText = Annotated[str, AfterValidator(_requirement)]
+from forge_build.manifest.crossed import crossed
+from forge_build.manifest.text import (
+    DebName,
+    Distribution,
+    Name,
+    RequirementText,
+    git_address,
+    image_reference,
+    version_text,
+)
+from forge_core.model import Architecture, Frozen, GitOid, canonical_sha256
 
 
 class Target(Frozen):
@@ -52,12 +38,9 @@ class Index(Frozen):
     Its address is `FORGE_INDEX_<NAME>` of the environment, else `url`, else what the user's pip is told to look at.
     """
 
-    packages: tuple[Name, ...]
+    packages: tuple[Distribution, ...]
     """The packages that come from it, and nothing else does."""
     url: str | None = None
-
-
-DebName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
 
 
 class Rootfs(Frozen):
@@ -73,14 +56,18 @@ class Base(Frozen):
     suite: Name | None = None
     """Suite of the distribution, for example `bookworm`."""
     mirror: str | None = None
-    """Address of the mirror; none: mmdebstrap's own default."""
+    """Address of the mirror, for the suite and its updates; none: mmdebstrap's own defaults, security included."""
+    security_mirror: str | None = None
+    """Address that has `<suite>-security`, beside a `mirror`."""
     builder: Rootfs | None = None
     runtime: Rootfs | None = None
-    builder_image: Annotated[str, AfterValidator(_image)] | None = None
-    runtime_image: Annotated[str, AfterValidator(_image)] | None = None
+    builder_image: Annotated[str, AfterValidator(image_reference)] | None = None
+    runtime_image: Annotated[str, AfterValidator(image_reference)] | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
+        if self.security_mirror and not self.mirror:
+            raise ValueError("`security_mirror` needs `mirror`; without one mmdebstrap's defaults include security")
         for side in ("builder", "runtime"):
             rootfs, image = getattr(self, side), getattr(self, f"{side}_image")
             if (rootfs is None) == (image is None):
@@ -96,7 +83,7 @@ class Environment(Frozen):
     requires: tuple[RequirementText, ...] = ()
     """Resolved together with all their dependencies."""
     without_dependencies: tuple[RequirementText, ...] = ()
-    """Taken as they are: their own requirements name what this profile replaces."""
+    """Taken as they are, also over what `requires` brings: their own requirements name what this profile replaces."""
     overrides: tuple[RequirementText, ...] = ()
     """Replace what any package demands of these names."""
 
@@ -104,9 +91,13 @@ class Environment(Frozen):
 class GitSource(Frozen):
     """A source tree in a git repository."""
 
-    url: str
+    url: Annotated[str, AfterValidator(git_address)]
+    """Address of the repository; the user's git may send it elsewhere (`url.<base>.insteadOf`), the commit is what counts."""
     commit: GitOid
-    subfolder: str | None = None
+    version: Annotated[str, AfterValidator(version_text)]
+    """What the tree calls itself; the patches' `Applies-To` ranges are held against it."""
+    subfolder: Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)*$")] | None = None
+    """The tree that is built, where it is not the repository's whole."""
 
 
 class Source(Frozen):
@@ -202,6 +193,8 @@ class Manifest(Frozen):
     description: str
     as_of: date
     """Names are resolved as of the end of this day (UTC)."""
+    newer: dict[Distribution, date] = Field(default_factory=dict)
+    """Packages that are resolved as of the end of another, later day."""
     epoch: Annotated[int, Field(ge=315532800)]
     """SOURCE_DATE_EPOCH, seconds: the newest time stamp in any output."""
     target: Target
@@ -217,79 +210,24 @@ class Manifest(Frozen):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    @model_validator(mode="after")
-    def _names_exist(self) -> Self:
-        for name, wheel in self.wheels.items():
-            if wheel.source not in self.sources:
-                raise ValueError(f"wheels.{name}.source: no source {wheel.source!r} in `sources`")
-        if set(self.environments) != {"runtime", "builder"}:
-            raise ValueError("environments: exactly `runtime` and `builder` are needed")
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _every_mistake(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Names that must exist elsewhere are checked even where fields are wrong: all mistakes come at once."""
+        between = list(crossed(data)) if isinstance(data, Mapping) else []
+        try:
+            made = handler(data)
+        except ValidationError as error:
+            if not between:
+                raise
+            found = [cast(InitErrorDetails, item) for item in error.errors(include_url=False)]
+            raise ValidationError.from_exception_data(cls.__name__, [*found, *between]) from error
+        if between:
+            raise ValidationError.from_exception_data(cls.__name__, between)
+        return made
 
     def resolving_sha256(self) -> str:
         """Sha256 (hex) of the sections a lock resolves; a lock carries it, so that a stale lock is noticed."""
-        relevant = {"profile", "as_of", "target", "indexes", "base", "environments", "sources", "model"}
-        return canonical_sha256(self.model_dump(mode="json", include=relevant))
-
-
-def manifests_folder() -> Path:
-    """`build/manifests` of the checkout: user data, edited by people, so it lies beside the package."""
-    return project_root() / "build" / "manifests"
-
-
-def profiles() -> tuple[str, ...]:
-    """Names of the profiles that have a manifest, sorted."""
-    return tuple(sorted(p.stem for p in manifests_folder().glob("*.yaml") if not p.name.endswith(".lock.yaml")))
-
-
-def load(profile: str | None) -> Manifest:
-    """Read the manifest of a profile; raises UsageError (exit 2) naming every mistake with its path in the file."""
-    known = profiles()
-    if profile is None:
-        raise UsageError("no --profile given", hint=f"profiles: {', '.join(known)}; e.g. `-- --profile rehearsal`")
-    if profile not in known:
-        raise UsageError(f"no profile {profile!r}", hint=f"profiles: {', '.join(known)}")
-    return parse(manifests_folder() / f"{profile}.yaml", profile)
-
-
-def parse(path: Path, profile: str | None = None) -> Manifest:
-    """Read a manifest file; raises UsageError with one detail per mistake."""
-    data = read_yaml(path)
-    try:
-        manifest = Manifest.model_validate(data)
-    except ValidationError as error:
-        raise UsageError(
-            f"{path}: {error.error_count()} mistake{'s' if error.error_count() > 1 else ''}",
-            details=mistakes(error),
-            hint="`python -m forge_build schema` prints the JSON schema for your editor",
-        ) from error
-    if profile is not None and manifest.profile != profile:
-        raise UsageError(f"{path}: profile is {manifest.profile!r}, but the file is named {profile!r}")
-    return manifest
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file as plain data; raises UsageError with line and column."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not YAML: {error}") from error
-
-
-def mistakes(error: ValidationError) -> tuple[str, ...]:
-    """One line per mistake: the path in the file, what is wrong, and what stands there."""
-    lines = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "(top level)"
-        text = item["msg"].removeprefix("Value error, ")
-        given = item.get("input")
-        shown = f" (found {given!r})" if isinstance(given, str | int | float | bool) else ""
-        lines.append(f"{where}: {text}{shown}")
-    return tuple(lines)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON schema of a manifest, for editors."""
-    return Manifest.model_json_schema(by_alias=True)
+        relevant = {"profile", "as_of", "newer", "target", "indexes", "base", "environments", "sources", "model"}
+        # without defaults, so that a field the models gain later leaves every lock as it is
+        return canonical_sha256(self.model_dump(mode="json", include=relevant, exclude_defaults=True))
