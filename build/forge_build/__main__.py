@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from forge_build import lock as locks
 from forge_build import manifest as manifests
-from forge_build import pipeline
+from forge_build import patch, pipeline
 from forge_build.lock.diff import diff
 from forge_build.lock.resolve import resolve
 from forge_core.cli import Parser
@@ -41,6 +42,21 @@ def build(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def patches(options: argparse.Namespace, console: Console) -> int:
+    """Say what each patch of a series would do to a source tree, which is left alone; 2 unless all apply."""
+    for folder in (options.tree, options.series):
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder")
+    rows = patch.table(options.version, options.tree.resolve(), options.series.resolve())
+    if options.json:
+        shown = [{"patch": row.patch.name, "outcome": str(row.outcome), "detail": row.detail} for row in rows]
+        print(json.dumps(shown, indent=2))
+    else:
+        for row in rows:
+            print(f"{row.outcome:<17} {row.patch.name}" + (f": {row.detail}" if row.detail else ""))
+    return 0 if all(row.outcome is patch.Outcome.APPLIES for row in rows) else 2
+
+
 def schema(options: argparse.Namespace, console: Console) -> int:
     """Print the JSON schema of a manifest, for editors."""
     print(json.dumps(manifests.json_schema(), indent=2))
@@ -53,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = parser.verb("lock", lock, "resolve a manifest to versions and sha256")
     verb.add_argument("--upgrade", action="store_true", help="resolve everything anew")
     parser.verb("build", build, "build the image from locked inputs, push it to staging, write the record")
+    verb = parser.verb("patches", patches, "what each patch of a series does to a source tree")
+    verb.add_argument("tree", type=Path, metavar="TREE")
+    verb.add_argument("--series", type=Path, required=True, metavar="FOLDER", help="folder with a file `series`")
+    verb.add_argument("--version", required=True, help="version of the source, for the patches' Applies-To")
     parser.verb("schema", schema, "print the JSON schema of a manifest")
     return parser.main(argv)
 

@@ -72,7 +72,7 @@ def key(
             else None,
             "labels": labels(manifest) if target == "runtime" else None,
             "epoch": manifest.epoch,
-            "engine": engine.version,
+            "engine": engine.version if target == "runtime" else None,
         }
     )
 

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-from forge_build import base, compile, image, image_check, lock, manifest, model, patch, wheel_check
+from forge_build import base, compile, image, image_check, lock, manifest, model, patch, record, wheel_check
 from forge_build.compile.units import units
 from forge_build.fetch import Inputs, fetch
 from forge_build.image import BuiltFile
 from forge_build.lock import Lock
 from forge_build.manifest import Manifest
 from forge_core import engine as engines
-from forge_core import record, registry
-from forge_core.cli import project_root, work_folder
+from forge_core import registry
+from forge_core.cli import work_folder
 from forge_core.console import Console, duration, size
 from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
-from forge_core.model import Deviation, ImageRef, ModelRef, file_sha256
-from forge_core.process import run
-from forge_core.record import (
-    BuildRecord,
-    RecordedBase,
-    RecordedInput,
-    RecordedSource,
-    RecordedStage,
-    RecordedWheel,
-)
+from forge_core.model import ImageRef, ModelRef
+from forge_core.record import FILE_NAME, BuildRecord, RecordedStage, RecordedWheel, save
 from forge_core.registry import local
 from forge_core.store import Store
 
@@ -60,7 +49,7 @@ def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -
     plan = manifest.load(profile)
     locked = lock.load(plan)
     work = work_folder(plan.profile)
-    target = work / record.FILE_NAME
+    target = work / FILE_NAME
     previous = _set_aside(target)
     logs, clock = work / "logs", _Clock()
     logs.mkdir(exist_ok=True)
@@ -114,41 +103,24 @@ def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -
             checks = _check_image(plan, locked, reference, wheels, engine, logs, console, keep, store)
         with clock.stage("model"):
             prepared = _model(plan, locked, inputs, reference, engine, work, logs, console, keep)
-        finished = BuildRecord(
-            profile=plan.profile,
-            kind=plan.kind,
-            finished=datetime.now(UTC),
-            forge_version=version("sm120-forge"),
-            forge_commit=_commit(),
-            manifest=file_sha256(manifest.manifests_folder() / f"{plan.profile}.yaml"),
-            lock=file_sha256(lock.lock_path(plan.profile)),
-            image=reference,
+        finished = record.assemble(
+            plan,
+            locked,
+            inputs,
+            reference=reference,
             image_config=config,
             image_size=amount,
-            architectures=tuple(sorted({a for w in recorded for o in w.objects for a in o.cubins})),
             model=prepared,
-            bases=tuple(RecordedBase(use=b.use, identity=b.identity, size=b.size) for b in bases),
-            sources=tuple(
-                RecordedSource(
-                    name=tree.name,
-                    version=tree.version,
-                    tree=tree.tree,
-                    patched_tree=tree.patched_tree,
-                    series=tree.series,
-                    patches=tuple(p.name for p in tree.patches),
-                )
-                for tree in trees.values()
-            ),
+            bases=bases,
+            trees=tuple(trees.values()),
             wheels=recorded,
-            inputs=_inputs(locked, inputs),
-            image_check=checks,
-            deviations=(*inputs.deviations, *_dirty_tree()),
-            tools=_tools(engine, bases, wheels),
+            checks=checks,
+            tools=record.tools(engine, bases, wheels),
             stages=tuple(clock.stages),
         )
         if finished.deviations and plan.kind == "production":
             console.say(f"note: {len(finished.deviations)} deviations; promotion refuses what its policy does not name")
-        record.save(finished, target)
+        save(finished, target)
         previous.unlink(missing_ok=True)
         _summary(finished, target, console)
         return finished
@@ -189,27 +161,9 @@ def _patch(
                 raise UsageError(f"sources.{name}: sources from git are not built yet")
             folder = patch.unpack_wheel(inputs.path(known.wheel.sha256), scratch / name)
             series = patch.series_folder(name, source.series)
-            changed = [p.file for p in known.patches if series and not _same(series / p.file, p.sha256)]
-            if changed:
-                raise UsageError(
-                    f"patches of {name} changed since the lock: {', '.join(changed)}",
-                    hint=f"`nox -s lock -- --profile {plan.profile}`",
-                )
-            tree = patch.apply(name, known.wheel.version, folder, series)
-            if tree.tree != known.tree:
-                raise IntegrityError(f"the source {name} has the tree {tree.tree}, the lock names {known.tree}")
-            if tree.patched_tree != known.patched_tree:
-                raise UsageError(
-                    f"the series {tree.series} gives the tree {tree.patched_tree}, the lock names {known.patched_tree}",
-                    hint=f"`nox -s lock -- --profile {plan.profile}`",
-                )
-            trees[name] = tree
+            trees[name] = tree = patch.apply(name, known.wheel.version, folder, series, locked=known)
             step.result(f"tree {tree.patched_tree[:12]}, {len(tree.patches)} patches")
     return trees
-
-
-def _same(path: Path, sha256: str) -> bool:
-    return path.is_file() and file_sha256(path) == sha256
 
 
 def _check_wheels(
@@ -368,53 +322,6 @@ def _model(
         console=console,
         keep=keep,
     )
-
-
-def _inputs(locked: Lock, inputs: Inputs) -> tuple[RecordedInput, ...]:
-    rows = [
-        RecordedInput(kind="wheel", use=use, name=w.name, version=w.version, sha256=w.sha256)
-        for use, wheels in locked.wheels.items()
-        for w in wheels
-    ]
-    rows += [
-        RecordedInput(kind="wheel", use=name, name=s.wheel.name, version=s.wheel.version, sha256=s.wheel.sha256)
-        for name, s in locked.sources.items()
-        if s.wheel
-    ]
-    rows += [
-        RecordedInput(kind="deb", use=use, name=d.name, version=d.version, sha256=d.sha256)
-        for use, debs in inputs.debs.items()
-        for d in debs
-    ]
-    return tuple(rows)
-
-
-def _tools(engine: engines.Engine, bases: list[base.Base], wheels: list[compile.Wheel]) -> dict[str, str]:
-    found = {
-        "python": platform.python_version(),
-        "engine": engine.version,
-        "buildx": engine.buildx_version,
-        "uv": version("uv"),
-        "skopeo": run(["skopeo", "--version"]).stdout.split()[-1],
-    }
-    for base_ in bases:
-        found |= base_.tools
-    for wheel in wheels:
-        found |= wheel.tools
-    return found
-
-
-def _commit() -> str | None:
-    done = run(["git", "-C", project_root(), "rev-parse", "--verify", "HEAD"], check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _dirty_tree() -> tuple[Deviation, ...]:
-    """Changes of what decides the build that no commit has."""
-    paths = ("Dockerfile.sm120", "build", "core", "patches", "pyproject.toml", "requirements")
-    done = run(["git", "-C", project_root(), "status", "--porcelain", "--", *paths], check=False)
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return tuple(Deviation(kind="dirty-tree", subject=line[3:], detail=line[:2].strip()) for line in lines)
 
 
 def _summary(made: BuildRecord, target: Path, console: Console) -> None:

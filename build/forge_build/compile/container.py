@@ -182,7 +182,9 @@ def _engine_errors(engine: Engine, image: str) -> Iterator[None]:
             ) from error
         raise EnvironmentFailure(f"the engine refuses: {error.explanation or error}") from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-        raise EnvironmentFailure(f"the engine at {engine.address} went away before the work was done", hint=HINT) from error
+        raise EnvironmentFailure(
+            f"the engine at {engine.address} went away before the work was done", hint=HINT
+        ) from error
 
 
 @contextmanager
