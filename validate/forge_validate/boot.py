@@ -116,6 +116,11 @@ def _engine_refused(error: docker.errors.APIError, folder: Path | None) -> Forge
         )
     if "executable file not found" in text or "no command specified" in text:
         return UsageError(f"the server's command is not in the image: {text}", hint="correct `command` in the serving")
+    if "rlimit" in text:
+        return EnvironmentFailure(
+            f"the engine does not start the container: {text}",
+            hint="the engine may not give that much itself: lower `limits.ulimits` in the serving",
+        )
     if "device driver" in text or "CDI" in text:
         return EnvironmentFailure(f"the engine gives no GPU: {text}", hint="the engine needs nvidia-container-toolkit")
     return EnvironmentFailure(f"the engine does not start the container: {text}")
@@ -166,11 +171,11 @@ def _await_ready(
                 f"the server hangs at its start: the phase `{late.name}` is not over after {late.deadline:.0f} s",
                 hint="read the log; if the machine is just slow, raise the phase's deadline in the serving",
                 log=log,
-                details=tuple(follower.lines()[-15:]),
+                details=diagnose.last_lines(follower.lines()),
             )
         if (silent := watch.stalled(now)) is not None:
             step.say(f"no line for {duration(silent)} in the phase `{watch.phase}`; the last one: {watch.last_line}")
-        step.waiting(f"{watch.phase}: {watch.last_line}"[:160])
+        step.waiting(f"{watch.phase}: {watch.last_line or 'no line yet'}"[:160])
         time.sleep(_POLL_S)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
 
 _LAST_LINES = 15
+_WIDTH = 240
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def launch_failure(
     lines: Sequence[str], *, exit_code: int | None, oom_killed: bool, memory: str, log: Path
 ) -> ForgeError:
     """The error for a server that died before it was ready: cause first, then the last lines of its log."""
-    last = tuple(lines[-_LAST_LINES:])
+    last = last_lines(lines)
     killed = next((line.strip() for line in lines if _KILLED.search(line)), None)
     if oom_killed or (exit_code == 137 and killed is not None):
         return Refused(
@@ -88,9 +89,16 @@ def launch_failure(
         )
     for sign in _SIGNS:
         if (line := next((line.strip() for line in lines if sign.pattern.search(line)), None)) is not None:
-            return sign.error(f"the server did not start: {line}", hint=sign.hint, log=log, details=last)
+            # A rejected flag is preceded by a screenful of usage that tells nothing more.
+            rest = () if sign is _SIGNS[0] else last
+            return sign.error(f"the server did not start: {line}", hint=sign.hint, log=log, details=rest)
     cause = killed or cause_line(lines) or "it said nothing about why"
     return Refused(f"the server died at launch with exit code {exit_code}: {cause}", log=log, details=last)
+
+
+def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The end of a log for people: each line cut to a readable width."""
+    return tuple(line if len(line) <= _WIDTH else line[:_WIDTH] + "…" for line in lines[-_LAST_LINES:])
 
 
 def _chained(following: Sequence[str]) -> bool:
