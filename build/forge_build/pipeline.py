@@ -288,6 +288,7 @@ def _check_image(
         {w.name: w.version for w in wheels},
         modules,
         engine,
+        wheels=[*(store.path(w.sha256) for w in locked.wheels["runtime"]), *(w.path for w in wheels)],
         log=logs / "image-check.log",
         console=console,
         keep=keep,

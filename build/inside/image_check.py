@@ -1,6 +1,6 @@
-"""Runs in the runtime image, without network and without a GPU: prints as JSON what it sees; judging is done outside.
+"""Runs in the runtime image, read-only, without network and without a GPU: prints as JSON what it sees; judging is done outside.
 
-Usage: image_check.py REQUEST   (JSON: imports, command, modules, cuda)
+Usage: python -c THIS_TEXT REQUEST   (JSON: imports, command, modules, cuda); a read-only image takes no files.
 Standard library and what the image holds only.
 """
 
@@ -20,13 +20,17 @@ import traceback
 from pathlib import Path
 
 
-def main(request_file):
-    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+def main(request_text):
+    request = json.loads(request_text)
+    site = Path(sysconfig.get_path("purelib"))
+    # Files first: nothing was imported yet that could write any.
+    installed = files(site)
     seen = {
         "user": [os.getuid(), os.getgid()],
         "python": sys.version.split()[0],
         "versions": versions(),
-        "record": record(),
+        "record": installed,
+        "copies": {name: copies(site, name) for name in request["modules"]},
         "pip_check": pip_check(),
         "imports": {
             name: attempt(lambda name=name: importlib.import_module(name).__file__) for name in request["imports"]
@@ -37,7 +41,11 @@ def main(request_file):
             for name, place in request["modules"].items()
         },
     }
-    print("forge-image-check " + json.dumps(seen))
+    text = json.dumps(seen)
+    # In short lines: an engine splits long ones, and what else is written may come in between.
+    for start in range(0, len(text), 4000):
+        print("\nforge-image-check " + text[start : start + 4000], flush=True)
+    print("forge-image-check-end", flush=True)
     return 0
 
 
@@ -49,47 +57,77 @@ def versions():
     return sorted([normal(d.metadata["Name"]), d.version] for d in importlib.metadata.distributions())
 
 
-def record():
-    """Every installed file against the RECORD of its wheel; two wheels that claim one file are seen here too."""
-    site = Path(sysconfig.get_path("purelib"))
-    jobs, owners, clashes = [], {}, []
+def files(site):
+    """Every installed file against its distribution's RECORD, the RECORDs in short, and the files that are in none.
+
+    Two wheels that claim one file with other bytes are seen here too.
+    """
+    jobs, owners, clashes, records = [], {}, [], {}
     for distribution in importlib.metadata.distributions(path=[str(site)]):
         name = normal(distribution.metadata["Name"])
         text = distribution.read_text("RECORD")
         if text is None:
             jobs.append((name, "RECORD", None, None))
             continue
-        for path, digest, _ in csv.reader(text.splitlines()):
+        rows = list(csv.reader(text.splitlines()))
+        records[name] = digest(rows)
+        for path, recorded, _ in rows:
             target = os.path.normpath(site / path)
             # a namespace package's empty __init__ is rightly in several wheels
-            if target in owners and owners[target][1] != digest:
+            if target in owners and owners[target][1] != recorded:
                 clashes.append(f"{path}: {owners[target][0]} and {name}")
-            owners[target] = (name, digest)
-            if digest:
-                jobs.append((name, path, target, digest))
+            owners[target] = (name, recorded)
+            if recorded:
+                jobs.append((name, path, target, recorded))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         wrong = [found for found in pool.map(verify, jobs) if found]
-    return {"files": len(jobs), "wrong": wrong, "clashes": clashes}
+    found = (Path(folder, name) for folder, _, names in os.walk(site) for name in names)
+    unowned = {p.relative_to(site).as_posix(): sha256(p).hex() for p in found if str(p) not in owners}
+    return {"files": len(jobs), "wrong": wrong, "clashes": clashes, "records": records, "unowned": unowned}
+
+
+def digest(rows):
+    """Sha256 over a RECORD's rows, save those that an installer makes: it writes scripts and its own notes anew."""
+    own = ("INSTALLER", "REQUESTED", "direct_url.json", "RECORD")
+    kept = []
+    for path, recorded, _ in rows:
+        made = path.count("/") == 1 and path.partition("/")[0].endswith(".dist-info") and path.partition("/")[2] in own
+        if recorded and not made and not path.startswith(".."):
+            kept.append(f"{path},{recorded}")
+    return hashlib.sha256("\n".join(sorted(kept)).encode()).hexdigest()
+
+
+def sha256(path):
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
 
 
 def verify(job):
-    name, path, target, digest = job
+    name, path, target, recorded = job
     if target is None:
         return f"{name}: no RECORD"
-    algorithm, _, expected = digest.partition("=")
+    algorithm, _, expected = recorded.partition("=")
     try:
         with Path(target).open("rb") as stream:
             found = hashlib.file_digest(stream, algorithm).digest()
     except OSError as error:
         return f"{name}: {path}: {error.strerror}"
-    if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != expected:
+    if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != expected.rstrip("="):
         return f"{name}: {path}: other bytes than its wheel's RECORD"
     return None
 
 
+def copies(site, name):
+    """Where shared objects of that name lie: a second one could be loaded in place of ours."""
+    return sorted(p.relative_to(site).as_posix() for p in site.rglob(f"{name}.so"))
+
+
 def pip_check():
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
-    return [line for line in done.stdout.splitlines() if line and not line.startswith("No broken")]
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("No broken")]
+    if done.returncode and not lines:
+        lines = [f"pip check ended with {done.returncode}: {done.stderr[-300:]}"]
+    return lines
 
 
 def command(argv):
@@ -109,7 +147,11 @@ def load(place, cuda):
     if not spec.is_aot:
         raise RuntimeError(f"FlashInfer does not find {spec.name} compiled ahead; it would look in {spec.aot_path}")
     spec.build_and_load()
-    return str(spec.get_library_path())
+    # what the process has mapped is what was loaded, whatever the loader says
+    found = Path(spec.get_library_path()).resolve()
+    if str(found) not in Path("/proc/self/maps").read_text():
+        raise RuntimeError(f"{found} is not among what the process has loaded")
+    return str(found)
 
 
 def attempt(action):

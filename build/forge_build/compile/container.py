@@ -42,10 +42,12 @@ def builder(
     keep: bool,
     mark: Mapping[str, str] | None = None,
     memory: int | None = None,
+    read_only: bool = False,
 ) -> Iterator[Container]:
     """A created, not yet started container; removed at the end whatever happens, with `keep` only stopped.
 
-    `memory` is its limit in bytes, swap included: a compiler is killed before it makes the machine thrash. What an earlier
+    `memory` is its limit in bytes, swap included: a compiler is killed before it makes the machine thrash. With `read_only`
+    nothing can be copied in and only /tmp, in memory, can be written. What an earlier
     process left behind with the same labels `mark` is removed first, so the caller must hold a lock for them. Raises
     EnvironmentFailure, here and for what happens inside, when the engine refuses or goes away.
     """
@@ -64,6 +66,8 @@ def builder(
                 environment=dict(env),
                 labels={LABEL: name, **(mark or {})},
                 network_mode="none",
+                read_only=read_only,
+                tmpfs={"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"} if read_only else None,  # noqa: S108 - inside the container
                 mem_limit=memory,
                 memswap_limit=memory,
                 pids_limit=4096,
