@@ -43,6 +43,7 @@ class Apt:
         for name in ("lists/partial", "archives/partial", "etc/apt.conf.d", "etc/preferences.d"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "status").touch()
+        (folder / "etc/apt.conf").write_text(_configuration(), encoding="utf-8")
         (folder / "etc/sources.list").write_text(_sources(base, folder), encoding="utf-8")
         apt = cls(folder)
         try:
@@ -141,7 +142,8 @@ class Apt:
             "Acquire::Check-Valid-Until": "false",
         }
         settings = [f"-o{name}={value}" for name, value in options.items()]
-        return run([program, *settings, *argv], check=check, timeout=600, env={"LC_ALL": "C.UTF-8"})
+        env = {"LC_ALL": "C.UTF-8", "APT_CONFIG": str(root / "etc/apt.conf")}
+        return run([program, *settings, *argv], check=check, timeout=600, env=env)
 
 
 def locate(base: Base, debs: Sequence[LockedDeb], folder: Path) -> Located:
@@ -149,11 +151,23 @@ def locate(base: Base, debs: Sequence[LockedDeb], folder: Path) -> Located:
     return Apt.open(base, folder).locate(debs)
 
 
+def _configuration() -> str:
+    """An apt.conf that keeps the host's hooks and preferences out (they would act on the host) but its ways to the net in.
+
+    apt reads the file that APT_CONFIG names before all others, so it can switch those off.
+    """
+    ways = run(["apt-config", "dump"]).stdout.splitlines()
+    kept = [line for line in ways if re.match(r'Acquire::https?::\S+ ".+";$', line)]
+    return "\n".join(['Dir::Etc::main "/dev/null";', 'Dir::Etc::parts "/dev/null";', *kept]) + "\n"
+
+
 def _sources(base: Base, folder: Path) -> str:
-    """A sources.list for the suite: of the manifest's mirror, else the one mmdebstrap would write."""
+    """A sources.list for the suite: of the manifest's mirrors, else the one mmdebstrap would write."""
     if base.mirror:
-        mirror = base.mirror.rstrip("/")
-        return f"deb {mirror} {base.suite} main\ndeb {mirror} {base.suite}-updates main\n"
+        lines = [f"deb {base.mirror} {base.suite} main", f"deb {base.mirror} {base.suite}-updates main"]
+        if base.security_mirror:
+            lines.append(f"deb {base.security_mirror} {base.suite}-security main")
+        return "\n".join(lines) + "\n"
     # mmdebstrap knows the default mirror, updates and security of each suite; the hook shows it and ends the run.
     copy = folder / "etc/default.list"
     hook = f'cp "$1/etc/apt/sources.list" "{copy}"; exit 1'
