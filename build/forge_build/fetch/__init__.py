@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from forge_build.fetch import debian
-from forge_build.fetch.download import Download, download
-from forge_build.fetch.indexes import new_client, offers, places, variable
+from forge_build.fetch import debian, moves
+from forge_build.fetch.client import host_of
+from forge_build.fetch.download import PARALLEL, Download, download
+from forge_build.fetch.indexes import (
+    Offer,
+    anywhere,
+    file_sha256_of_offer,
+    in_folders,
+    new_client,
+    page,
+    variable,
+)
 from forge_build.lock import Lock, LockedDeb, LockedWheel
 from forge_build.manifest import Manifest
 from forge_core.console import Console, Step, size
-from forge_core.errors import EnvironmentFailure, IntegrityError
-from forge_core.files import write_text
-from forge_core.model import Deviation, canonical_sha256
+from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError
+from forge_core.model import Deviation
 from forge_core.store import Store
+
+Item = LockedWheel | LockedDeb
 
 
 @dataclass(frozen=True)
@@ -45,41 +55,55 @@ def fetch(manifest: Manifest, lock: Lock, store: Store, *, offline: bool, consol
     Raises IntegrityError (5) when a stored or arriving file has other bytes, EnvironmentFailure (3) when something
     cannot be had or, in production, when a base package has moved on.
     """
-    with console.step("fetch", "inputs into the store, verified") as step:
-        moved = _known_moves(lock, store)
-        debs = {sha: moved.get(deb, deb) for sha, deb in lock.all_debs().items()}
-        wanted: list[LockedWheel | LockedDeb] = [*lock.all_wheels().values(), *dict.fromkeys(debs.values())]
+    with console.step("fetch", "inputs in the store, verified") as step:
+        moved = moves.known(lock, store)
+        debs = dict.fromkeys(moved.get(deb, deb) for deb in lock.all_debs().values())
+        wanted: list[Item] = [*lock.all_wheels().values(), *debs]
         missing = _verify(wanted, store, step)
+        amount = sum(item.size for item in missing)
         if missing and offline:
             raise EnvironmentFailure(
-                f"--offline, and {len(missing)} inputs ({size(sum(i.size for i in missing))}) are not in {store.root}",
+                f"--offline, and {len(missing)} of {len(wanted)} inputs ({size(amount)}) are not in {store.root}",
                 hint="run once online, or `python -m forge_core store import FOLDER` from a machine that has them",
-                details=tuple(sorted(i.file for i in missing)[:20]),
+                details=_some([f"{item.file} ({size(item.size)})" for item in missing]),
             )
-        if missing:
-            moved |= _bring(manifest, lock, missing, store, step)
-        deviations = _judge_moves(manifest, moved, step)
-        step.result(f"{len(wanted)} files, {size(sum(i.size for i in wanted))}, {len(missing)} brought")
+        deviations = moves.judge(manifest, moved, step)
+        step.result(f"{len(wanted)} files, {size(sum(i.size for i in wanted))}, {len(missing)} missing")
+    if missing:
+        # A step of its own: rate and estimate are those of the network alone.
+        with console.step("download", f"{len(missing)} files, {size(amount)}") as step:
+            new = _bring(manifest, missing, store, step)
+            if new:
+                moved |= new
+                moves.remember(lock, moved, store)
+                deviations = moves.judge(manifest, moved, step)
+            step.result(f"{size(amount)}, {size(amount / max(step.elapsed, 0.1))}/s")
     used = {use: tuple(moved.get(deb, deb) for deb in debs) for use, debs in lock.debs.items()}
     return Inputs(store, lock.all_wheels(), used, deviations)
 
 
-def _verify(items: Iterable[LockedWheel | LockedDeb], store: Store, step: Step) -> list[LockedWheel | LockedDeb]:
-    """Hash what is there, two at a time (hashing releases the interpreter lock); returns what is missing."""
+def _some(lines: Iterable[str], most: int = 40) -> tuple[str, ...]:
+    """Sorted lines, cut where they would bury the message."""
+    ordered = sorted(lines)
+    return (*ordered[:most], *([f"and {len(ordered) - most} more"] if len(ordered) > most else []))
+
+
+def _verify(items: Iterable[Item], store: Store, step: Step) -> list[Item]:
+    """Hash what is there, as many at a time as there are cores (hashing releases the lock); returns what is missing."""
     items = list(items)
     present = [item for item in items if store.has(item.sha256)]
     total = sum(item.size for item in present)
     wrong: list[IntegrityError] = []
     done = 0
 
-    def hash_one(item: LockedWheel | LockedDeb) -> int:
+    def hash_one(item: Item) -> int:
         try:
             store.get(item.sha256, item.file)
         except IntegrityError as error:
             wrong.append(error)
         return item.size
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 2)) as pool:
         for amount in pool.map(hash_one, present):
             done += amount
             step.progress(done, total, unit="B", note="verifying the store")
@@ -89,25 +113,21 @@ def _verify(items: Iterable[LockedWheel | LockedDeb], store: Store, step: Step) 
     return [item for item in items if item not in there]
 
 
-def _bring(
-    manifest: Manifest, lock: Lock, missing: list[LockedWheel | LockedDeb], store: Store, step: Step
-) -> dict[LockedDeb, LockedDeb]:
+def _bring(manifest: Manifest, missing: Sequence[Item], store: Store, step: Step) -> moves.Moves:
     """Find and download; returns the base packages that moved, with what stands in their place."""
     wheels = [item for item in missing if isinstance(item, LockedWheel)]
     debs = [item for item in missing if isinstance(item, LockedDeb)]
-    step.say(f"{len(missing)} files to bring, {size(sum(item.size for item in missing))}")
-    moved: dict[LockedDeb, LockedDeb] = {}
+    moved: moves.Moves = {}
     with new_client() as client:
-        with ThreadPoolExecutor(8) as pool:
-            items = list(pool.map(lambda wheel: _locate(manifest, wheel, client), wheels))
+        items = _locate(manifest, wheels, client)
         if debs:
+            step.detail(f"asking the distribution for {len(debs)} packages")
             with tempfile.TemporaryDirectory(prefix="apt-", dir=store.root / "partial") as scratch:
                 located = debian.locate(manifest.base, debs, Path(scratch))
-            gone = [deb.file for deb, new in located.moved.items() if new is None]
-            if gone:
+            if gone := [deb.file for deb, new in located.moved.items() if new is None]:
                 raise EnvironmentFailure(
                     f"{len(gone)} base packages are gone from the distribution",
-                    details=tuple(gone),
+                    details=_some(gone),
                     hint=f"`nox -s lock -- --profile {manifest.profile} --upgrade` moves on",
                 )
             items += [Download(d.file, url, d.sha256, d.size) for d, url in located.urls.items()]
@@ -115,72 +135,63 @@ def _bring(
                 assert new is not None
                 moved[old] = new[0]
                 items.append(Download(new[0].file, new[1], new[0].sha256, new[0].size))
-            if moved and manifest.kind == "production":
-                _judge_moves(manifest, moved, step)
+            if manifest.kind == "production":
+                # before anything is downloaded in vain
+                moves.judge(manifest, moved, step)
         download(items, store, client, step)
-    if moved:
-        _remember_moves(lock, moved, store)
     return moved
 
 
-def _locate(manifest: Manifest, wheel: LockedWheel, client: httpx.Client) -> Download:
-    where = places(manifest, wheel.index)
-    found = [offer for offer in offers(client, where, wheel.name) if offer.file == wheel.file]
-    for offer in found:
-        if offer.sha256 in (None, wheel.sha256):
-            return Download(wheel.file, offer.location, wheel.sha256, wheel.size)
-    if found:
+def _locate(manifest: Manifest, wheels: Sequence[LockedWheel], client: httpx.Client) -> list[Download]:
+    """An address or a local file for each wheel; what cannot be found is reported all at once."""
+
+    def one(wheel: LockedWheel) -> Download | ForgeError:
+        try:
+            return _locate_one(manifest, wheel, client)
+        except (EnvironmentFailure, IntegrityError) as error:
+            return error
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = list(pool.map(one, wheels))
+    failures = [item for item in found if isinstance(item, ForgeError)]
+    if failures:
+        worst = next((e for e in failures if isinstance(e, IntegrityError)), failures[0])
+        others = [e for e in failures if e is not worst]
+        raise type(worst)(worst.message, hint=worst.hint, details=_some({e.message for e in others} - {worst.message}))
+    return [item for item in found if isinstance(item, Download)]
+
+
+def _locate_one(manifest: Manifest, wheel: LockedWheel, client: httpx.Client) -> Download:
+    where = anywhere(manifest, wheel.index)
+    stated: list[str] = []
+    unanswered: list[EnvironmentFailure] = []
+
+    def sought() -> Iterator[Offer]:
+        yield from in_folders(where, wheel.name)
+        for index in where.indexes:
+            try:
+                yield from page(client, index, wheel.name)
+            except EnvironmentFailure as error:
+                # another place may have it
+                unanswered.append(error)
+
+    for offer in sought():
+        if offer.file == wheel.file:
+            sha256 = file_sha256_of_offer(offer)
+            if sha256 in (None, wheel.sha256):
+                return Download(wheel.file, offer.location, wheel.sha256, wheel.size)
+            stated.append(
+                f"{offer.location if isinstance(offer.location, Path) else host_of(offer.location)}: {sha256}"
+            )
+    if stated:
         raise IntegrityError(
-            f"{wheel.file}: the index states sha256 {found[0].sha256}, the lock {wheel.sha256}",
-            hint="the file was replaced upstream; nothing was downloaded",
+            f"{wheel.file}: the lock names sha256 {wheel.sha256}, but there is ({'; '.join(stated)})",
+            hint="the file was replaced, or a folder holds a build of its own; nothing was downloaded",
         )
-    hint = "the release was withdrawn; `store import` brings it from a machine that has it"
+    if unanswered:
+        raise unanswered[0]
+    hint = "the release was withdrawn; `python -m forge_core store import` brings it from a machine that has it"
     if wheel.index:
         hint = f"set {variable(wheel.index)} to the address (or a folder) of the index {wheel.index!r}"
-    raise EnvironmentFailure(f"{wheel.file} is not to be found in the index {wheel.index or 'by default'}", hint=hint)
-
-
-def _moves_key(lock: Lock) -> str:
-    return canonical_sha256(sorted(lock.all_debs()))
-
-
-def _moves_path(lock: Lock, store: Store) -> Path:
-    return store.root / "derived" / "moved" / f"{_moves_key(lock)}.json"
-
-
-def _remember_moves(lock: Lock, moved: dict[LockedDeb, LockedDeb], store: Store) -> None:
-    """So that a later run, --offline included, builds the same base again."""
-    rows = [[old.model_dump(), new.model_dump()] for old, new in moved.items()]
-    known = [[old.model_dump(), new.model_dump()] for old, new in _known_moves(lock, store).items() if old not in moved]
-    write_text(_moves_path(lock, store), json.dumps(known + rows, indent=1) + "\n")
-
-
-def _known_moves(lock: Lock, store: Store) -> dict[LockedDeb, LockedDeb]:
-    """Moves seen by an earlier run, unless the locked package itself has come into the store since."""
-    try:
-        rows = json.loads(_moves_path(lock, store).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    pairs = ((LockedDeb.model_validate(old), LockedDeb.model_validate(new)) for old, new in rows)
-    return {old: new for old, new in pairs if not store.has(old.sha256)}
-
-
-def _judge_moves(manifest: Manifest, moved: dict[LockedDeb, LockedDeb], step: Step) -> tuple[Deviation, ...]:
-    deviations = tuple(
-        Deviation(
-            kind="base-moved",
-            subject=old.name,
-            detail=f"locked {old.version} ({old.sha256[:12]}), the distribution has {new.version} ({new.sha256[:12]})",
-        )
-        for old, new in sorted(moved.items(), key=lambda pair: pair[0].name)
-    )
-    lines = tuple(f"{d.subject}: {d.detail}" for d in deviations)
-    if deviations and manifest.kind == "production":
-        raise EnvironmentFailure(
-            f"{len(deviations)} base packages have moved on; production builds from locked packages alone",
-            details=lines,
-            hint=f"`nox -s lock -- --profile {manifest.profile} --upgrade`, or `store import` the locked ones",
-        )
-    for line in lines:
-        step.say(f"moved: {line}")
-    return deviations
+    places = ", ".join(dict.fromkeys([*map(str, where.folders), *map(host_of, where.indexes)])) or "none"
+    raise EnvironmentFailure(f"{wheel.file} is not to be found (looked in: {places})", hint=hint)

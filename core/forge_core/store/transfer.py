@@ -76,11 +76,11 @@ def export_to(store: Store, folder: Path, named: Mapping[str, Named], *, derived
     wanted = dict(named)
     entries: list[CarriedEntry] = []
     for note, pairs in moves(store).items():
-        used = [(old, new) for old, new in pairs if old.sha256 in wanted and not store.has(old.sha256)]
+        used = [(old, now) for old, now in pairs if old.sha256 in wanted and not store.has(old.sha256)]
         if used:
-            for old, new in used:
+            for old, now in used:
                 del wanted[old.sha256]
-                wanted[new.sha256] = new
+                wanted[now.sha256] = now
             entries.append(CarriedEntry(kind=MOVED, key=note.stem, data=json.loads(note.read_text(encoding="utf-8"))))
     if missing := [item for item in wanted.values() if not store.has(item.sha256)]:
         raise EnvironmentFailure(
