@@ -15,9 +15,12 @@ from forge_build.manifest import Manifest
 from forge_core.cli import project_root
 from forge_core.console import Console, size
 from forge_core.engine import Engine
-from forge_core.errors import EnvironmentFailure, UsageError
+from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
 from forge_core.files import atomic_folder
 from forge_core.model import ImageRef, ModelRef, canonical_sha256, file_sha256
+
+_NO_SUCH_TOKEN = 2
+"""How `build/inside/convert_model.py` ends when the model has no `nan_token`."""
 
 
 def prepare(
@@ -35,8 +38,9 @@ def prepare(
 ) -> ModelRef:
     """Have the model in `folder` and return what it is.
 
-    Converted once per wheel, script, template and set of libraries; after that taken from the store. Raises EnvironmentFailure
-    when the conversion ends badly.
+    Converted once per wheel, script, template and set of libraries; after that taken from the store. A folder that already
+    holds these bytes is left alone: a server may have it mounted. Raises UsageError when the model lacks what the manifest
+    names, EnvironmentFailure when the conversion ends badly.
     """
     assert manifest.model is not None
     model, inside = manifest.model, project_root() / "build" / "inside"
@@ -54,12 +58,15 @@ def prepare(
         if made is None:
             with tempfile.TemporaryDirectory(prefix="model-", dir=inputs.store.root / "partial") as scratch:
                 out = _convert(manifest, inputs, locked, image, engine, Path(scratch), log, keep)
-                made = inputs.store.derived_put(
-                    "model", key, _pack(out, Path(scratch)), {"model": model.name}, move=True
-                )
-        with atomic_folder(folder) as aside, tarfile.open(made.path) as tar:
-            tar.extractall(aside, filter="data")
-        reference = ModelRef.of_folder(model.name, folder)
+                meta = {"model": model.name, "revision": ModelRef.of_folder(model.name, out).revision}
+                made = inputs.store.derived_put("model", key, _pack(out, Path(scratch)), meta, move=True)
+        reference = ModelRef.of_folder(model.name, folder) if folder.is_dir() else None
+        if reference is None or reference.revision != made.meta["revision"]:
+            with atomic_folder(folder) as aside, tarfile.open(made.path) as tar:
+                tar.extractall(aside, filter="data")
+            reference = ModelRef.of_folder(model.name, folder)
+        if reference.revision != made.meta["revision"]:
+            raise IntegrityError(f"{folder} does not hold the bytes that were converted", hint="build again")
         step.result(f"revision {reference.revision[:12]}, {size(sum(f.size for f in reference.files))}")
     return reference
 
@@ -95,6 +102,8 @@ def _convert(
         }
         copy_in(container, files, epoch=manifest.epoch)
         status = follow(container, log, last.append)
+        if status == _NO_SUCH_TOKEN:
+            raise UsageError(f"model.nan_token: {model.nan_token!r} is no token of {model.name}", log=log)
         if status != 0:
             raise EnvironmentFailure(
                 f"{locked.file} could not be converted (exit {status})", details=tuple(last[-6:]), log=log

@@ -1,6 +1,6 @@
 """Runs in the runtime image: turns a GGUF file into a Hugging Face model folder, the same bytes every time.
 
-Usage: convert_model.py GGUF OUT TEMPLATE NAN_TOKEN   (NAN_TOKEN may be empty)
+Usage: convert_model.py GGUF OUT TEMPLATE NAN_TOKEN   (NAN_TOKEN may be empty; ends with 2 when the model has no such token)
 
 NAN_TOKEN is swapped with token 0, in the vocabulary and in the embedding: argmax over NaN is 0, and on the models that matter
 (Qwen) token 0 is `!`, so that broken logits read `!!!!` here as they do there.
@@ -11,23 +11,28 @@ import shutil
 import sys
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
 KEPT = "config generation_config tokenizer tokenizer_config"
 
 
 def main(gguf, out, template, nan_token):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     gguf, out = Path(gguf), Path(out)
     work = out.parent / "converted"
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    vocabulary = tokenizer.get_vocab()
+    if nan_token and nan_token not in vocabulary:
+        # an unknown token's id is often 0: it would look as if nothing had to be swapped
+        print(f"forge: {nan_token!r} is no token of this model", flush=True)
+        return 2
+    swapped = vocabulary[nan_token] if nan_token else 0
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
     )
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    swapped = tokenizer.convert_tokens_to_ids(nan_token) if nan_token else 0
     if swapped:
         with torch.no_grad():
             weights = model.get_input_embeddings().weight
@@ -36,9 +41,12 @@ def main(gguf, out, template, nan_token):
             if head.data_ptr() != weights.data_ptr():
                 head[[0, swapped]] = head[[swapped, 0]]
         for part in (model.config, model.generation_config):
-            for field in ("bos_token_id", "eos_token_id", "pad_token_id"):
-                if (value := getattr(part, field, None)) in (0, swapped):
-                    setattr(part, field, swapped if value == 0 else 0)
+            for field in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"):
+                value = getattr(part, field, None)
+                if isinstance(value, list):
+                    setattr(part, field, [exchange(ident, swapped) for ident in value])
+                elif value is not None:
+                    setattr(part, field, exchange(value, swapped))
     model.save_pretrained(work, safe_serialization=True)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(work)
