@@ -7,12 +7,13 @@ import errno
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forge_core.console import Console
-from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError
+from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError, Inconclusive
 
 Command = Callable[[argparse.Namespace, Console], int | None]
 
@@ -51,31 +52,62 @@ class Parser:
 
 
 def guarded(action: Callable[[], int | None], console: Console) -> int:
-    """Run `action`; turn what it raises into a message and an exit code. The only place that does."""
-    # A CI system ends a job with SIGTERM: clean up as for Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Run `action`; turn what it raises into a message and an exit code. The only place that does.
+
+    A defect of ours ends with 4, never with Python's 1: a crash is not the gate saying no.
+    """
+    # A CI system ends a job with SIGTERM: clean up as for Ctrl-C. Only the main thread may say so.
+    main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _interrupt) if main_thread else None
     try:
         return action() or ExitCode.PASSED
-    except ForgeError as error:
-        console.failure(error)
-        if console.verbose:
-            traceback.print_exc(file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
-        console.say("interrupted", "bold red")
-        return ExitCode.INTERRUPTED
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        console.failure(disk_full(error))
-        return ExitCode.ENVIRONMENT
+        return _interrupted(console)
+    except Exception as error:
+        # A clean-up that fails after Ctrl-C is still an interrupt, not an environment worth a retry.
+        if _follows_interrupt(error):
+            return _interrupted(console)
+        known = _explained(error)
+        if console.verbose or not isinstance(error, ForgeError | OSError):
+            traceback.print_exception(error, file=sys.stderr)
+        console.failure(known)
+        return known.exit_code
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(console: Console) -> int:
+    console.say("interrupted", "bold red")
+    return ExitCode.INTERRUPTED
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _explained(error: Exception) -> ForgeError:
+    """The error to show for what was raised."""
+    if isinstance(error, ForgeError):
+        return error
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return disk_full(error)
+        return EnvironmentFailure(str(error), hint="-v shows where it came from")
+    return Inconclusive(
+        f"{type(error).__name__}: {error}", hint="a defect of this program: report it with the lines above"
+    )
 
 
 def disk_full(error: OSError) -> EnvironmentFailure:
     """The error for a full disk, with the place that was full."""
-    place = Path(error.filename) if error.filename else Path.cwd()
+    place = f"the disk of {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else "a disk"
     return EnvironmentFailure(
-        f"no space left on the disk of {place}",
+        f"no space left on {place}",
         hint="free space, or move the store with FORGE_STORE; `python -m forge_core store gc` drops what no lock names",
     )
 

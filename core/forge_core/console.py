@@ -74,9 +74,9 @@ class Console:
         for detail in error.details:
             self._rich.print(escape(redact(f"  {detail}")))
         if error.hint:
-            self._rich.print(escape(f"hint: {error.hint}"), style="yellow")
+            self._rich.print(escape(redact(f"hint: {error.hint}")), style="yellow")
         if error.log:
-            self._rich.print(escape(f"log: {error.log}"))
+            self._rich.print(escape(redact(f"log: {error.log}")))
 
     @contextmanager
     def _fold(self, title: str) -> Iterator[None]:

@@ -35,11 +35,26 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     try:
         yield aside
         aside.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        aside.replace(target)
+        _take_place(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _take_place(aside: Path, target: Path) -> None:
+    """Rename a folder over another: the old one is moved away whole first, so none is ever seen half deleted."""
+    if not target.exists():
+        aside.replace(target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")) / target.name
+    try:
+        target.replace(old)
+        try:
+            aside.replace(target)
+        except BaseException:
+            old.replace(target)
+            raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
 
 
 def write_text(target: Path, text: str) -> None:

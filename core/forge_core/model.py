@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """Lower-case hex digest of the bytes, without a prefix."""
@@ -39,6 +39,13 @@ class ImageRef(Frozen):
     """Host, optional port and path, for example `127.0.0.1:5000/sm120-forge/rehearsal`."""
     digest: Digest
 
+    @field_validator("repository")
+    @classmethod
+    def _without_tag(cls, text: str) -> str:
+        if not text or ":" in text.rsplit("/", 1)[-1]:
+            raise ValueError(f"{text!r} is no repository without a tag")
+        return text
+
     def __str__(self) -> str:
         return f"{self.repository}@{self.digest}"
 
@@ -49,10 +56,12 @@ class ImageRef(Frozen):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `repository@sha256:...`; raises ValueError when there is no digest."""
+        """Read `repository@sha256:...`; a tag before the digest is dropped. Raises ValueError without a digest."""
         repository, separator, digest = text.partition("@")
         if not separator:
             raise ValueError(f"{text!r} has no @sha256: digest")
+        folder, slash, last = repository.rpartition("/")
+        repository = folder + slash + last.partition(":")[0]
         return cls(repository=repository, digest=digest)
 
 
@@ -115,7 +124,7 @@ class Finding(Frozen):
 def canonical_sha256(value: Any) -> str:
     """Sha256 (hex) of a JSON-able value written with sorted keys and no spaces."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

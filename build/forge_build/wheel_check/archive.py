@@ -106,7 +106,8 @@ def unpack(archive: zipfile.ZipFile, dist_info: str | None, folder: Path) -> tup
             continue
         listed.discard(info.filename)
         with archive.open(info) as stream:
-            target = _target(stream.peek(4)[:4], info, folder / f"{number:05d}")
+            head = cast(zipfile.ZipExtFile, stream).peek(4)[:4]
+            target = _target(head, info, folder / f"{number:05d}")
             with _Tee(stream, target) as tee:
                 message = _against_record(info.filename, entries, dist_info, tee)
                 tee.drain()

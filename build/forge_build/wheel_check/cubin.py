@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +71,8 @@ def device_code(path: Path) -> DeviceCode:
         if "does not contain device code" in done.stderr + done.stdout:
             return DeviceCode()
         said = (done.stderr or done.stdout).strip().splitlines()
-        if done.returncode < 0:
+        # Killed from outside, for memory perhaps; any other signal is its own stumbling over bad input.
+        if done.returncode in (-signal.SIGKILL, -signal.SIGTERM):
             raise EnvironmentFailure(f"cuobjdump died by signal {-done.returncode} on {path.name}", details=tuple(said))
         text = re.sub(r" in '[^']*'", "", said[-1]).strip() if said else f"exit status {done.returncode}"
         raise BrokenObject(f"cuobjdump cannot read it: {text}")

@@ -147,7 +147,7 @@ def _version_needs(elf: Any) -> Iterator[tuple[int, str, str, bool]]:
         assert isinstance(section, GNUVerNeedSection)
         for need, auxiliaries in section.iter_versions():
             for aux in auxiliaries:
-                yield aux["vna_other"] & 0x7FFF, need.name, aux.name, bool(aux["vna_flags"] & _VERSION_WEAK)
+                yield aux["vna_other"] & 0x7FFF, str(need.name), str(aux.name), bool(aux["vna_flags"] & _VERSION_WEAK)
 
 
 def _version_definitions(elf: Any) -> Iterator[tuple[int, str]]:
@@ -174,7 +174,7 @@ def _symbols(elf: Any) -> tuple[tuple[Import, ...], dict[str, frozenset[str]]]:
         bind = info >> 4
         if at == 0 or bind not in (_GLOBAL, _WEAK, _UNIQUE):
             continue
-        name = names[at : names.index(b"\0", at)].decode(errors="surrogateescape")
+        name = names[at : names.index(b"\0", at)].decode(errors="backslashreplace")
         index = indexes[number] & 0x7FFF if indexes else 1
         if section != 0:
             if other & 3 in (_DEFAULT, _PROTECTED):

@@ -81,11 +81,14 @@ class Environment:
         try:
             if place.member is None:
                 return elf.read(path)
-            # A folder per library: libraries of hundreds of MB are read once and need not stay.
+            # Libraries of hundreds of MB are read once and need not stay.
             path = self._folder / soname
-            with opened(place.file, locked=True) as archive, archive.open(place.member) as source:
-                with path.open("wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
+            with (
+                opened(place.file, locked=True) as archive,
+                archive.open(place.member) as source,
+                path.open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target, 1 << 20)
             try:
                 return elf.read(path)
             finally:

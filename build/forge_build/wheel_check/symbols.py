@@ -84,8 +84,8 @@ def check_undefined(where: str, elf: Elf, own: Sequence[Elf], environment: Envir
             return
     for soname, asked in PRELOADED:
         # Reading torch's libraries takes seconds: only for symbols that look like theirs.
-        if any(asked.search(i.name) for i in left) and (library := environment.library(soname)):
-            left = [i for i in left if not library.provides(i)]
+        if any(asked.search(i.name) for i in left) and (loaded := environment.library(soname)):
+            left = [i for i in left if not loaded.provides(i)]
     for symbol in left:
         version = f", version {symbol.version} of {symbol.library}" if symbol.version else ""
         message = f"{demangled(symbol.name)}{version}: nothing in the wheel or its environment provides it"
