@@ -45,9 +45,9 @@ class _Credentials(httpx.Auth):
 def new_client(extra_bundles: tuple[str, ...] = ()) -> httpx.Client:
     """A client; raises EnvironmentFailure when the environment names a CA bundle or a proxy that cannot be used."""
     context = ssl.create_default_context()
-    for name, bundle in [(n, os.environ.get(n)) for n in _BUNDLES] + [("pip's `cert`", b) for b in extra_bundles]:
-        if not bundle:
-            continue
+    named = [(name, os.environ.get(name, "")) for name in _BUNDLES] + [("pip's `cert`", b) for b in extra_bundles]
+    # Often all of them name one file, and reading it takes its time.
+    for bundle, name in {bundle: name for name, bundle in reversed(named) if bundle}.items():
         try:
             if Path(bundle).is_dir():
                 context.load_verify_locations(capath=bundle)

@@ -64,7 +64,10 @@ class Apt:
         try:
             done = self._run("apt-get", "--print-uris", "--yes", "install", *_MINBASE, *packages)
         except CommandFailed as error:
-            raise UsageError("base packages cannot be resolved", details=error.details) from error
+            # which dependency is missing stands on stdout
+            said = (error.completed.stdout + error.completed.stderr).strip().splitlines()
+            unmet = next((i for i, line in enumerate(said) if "unmet dependencies" in line), max(0, len(said) - 8))
+            raise UsageError("base packages cannot be resolved", details=tuple(said[unmet : unmet + 8])) from error
         wanted = {match["file"]: match["url"] for match in _URI.finditer(done.stdout)}
         found = []
         for deb, _ in self._show(sorted(file.split("_", 1)[0] for file in wanted)):

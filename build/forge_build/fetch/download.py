@@ -20,7 +20,8 @@ from forge_core.store import Store
 from forge_core.store.access import writing
 
 PARALLEL = 6
-_CHUNK = 1 << 20
+# Bytes after which a connection that broke counts as working.
+_GETS_ON = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _to_the_end(
                     except Transient:
                         resumed = resumed or _size(partial) > 0
                         # A connection that breaks but gets on is not out of attempts, however large the file is.
-                        if _size(partial) < before + _CHUNK:
+                        if _size(partial) < before + _GETS_ON:
                             raise
     except Transient as error:
         raise unreachable(address, error, item.name) from error
@@ -202,7 +203,8 @@ def _take(
             hint="a login page or a block page of a proxy, or a file that was replaced upstream",
         )
     with writing(partial), partial.open("ab" if have else "wb") as sink:
-        for chunk in response.iter_bytes(_CHUNK):
+        # as it comes from the network: a larger piece would be lost with the connection
+        for chunk in response.iter_bytes():
             if stop.is_set():
                 raise _Stopped
             have += len(chunk)
