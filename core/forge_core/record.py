@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from forge_core.errors import IntegrityError, UsageError
-from forge_core.files import write_text
+from forge_core import sealed
 from forge_core.model import (
     Architecture,
     Deviation,
@@ -19,7 +15,6 @@ from forge_core.model import (
     ImageRef,
     ModelRef,
     Sha256,
-    canonical_sha256,
 )
 
 SCHEMA_VERSION = 1
@@ -129,8 +124,7 @@ class BuildRecord(Frozen):
 
 def save(record: BuildRecord, path: Path) -> None:
     """Write the record with its seal, atomically; the last act of a build."""
-    data = record.model_dump(mode="json")
-    write_text(path, json.dumps({"seal": canonical_sha256(data)} | data, indent=2, ensure_ascii=False) + "\n")
+    sealed.save(record, path)
 
 
 def load(path: Path) -> BuildRecord:
@@ -138,18 +132,4 @@ def load(path: Path) -> BuildRecord:
 
     Raises UsageError (2) when there is none or it is malformed, IntegrityError (5) when it was edited.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"no build record at {path}", hint="run `nox -s build -- --profile NAME` first; a failed build leaves none"
-        ) from error
-    except ValueError as error:
-        raise IntegrityError(f"{path}: not JSON: {error}", hint="build again") from error
-    seal = data.pop("seal", None) if isinstance(data, dict) else None
-    if seal != canonical_sha256(data):
-        raise IntegrityError(f"{path} was changed after it was sealed", hint="build again; a record is never edited")
-    try:
-        return BuildRecord.model_validate(data)
-    except ValidationError as error:
-        raise UsageError(f"{path}: not a build record of this version: {error}") from error
+    return sealed.load(BuildRecord, path, what="build record", origin="`nox -s build -- --profile NAME`")

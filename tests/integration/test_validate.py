@@ -36,12 +36,6 @@ TAG_BEFORE = "before"
 
 
 @pytest.fixture(scope="module")
-def built() -> BuildRecord:
-    """The record of the build; there is no test without one, and no skipping either."""
-    return record.load(project_root() / "work" / "rehearsal" / record.FILE_NAME)
-
-
-@pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     found = connect(builds=False)
     with closing(found.client):

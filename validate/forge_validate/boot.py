@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import secrets
-import signal
 import tarfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +21,7 @@ from docker.models.containers import Container
 from forge_core.console import Console, Step, duration
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
 from forge_validate import diagnose, options
 from forge_validate.follow import Follower
@@ -81,7 +80,7 @@ def boot(
             died=lambda: _death(container),
         )
     finally:
-        with _undisturbed():
+        with undisturbed():
             if keep:
                 console.say(f"kept the container {name}; remove it with `docker rm -f {name}`")
             else:
@@ -232,16 +231,3 @@ def _remove(engine: Engine, name: str) -> None:
     """By name: an interrupt may come after the engine made the container and before we learn of it."""
     with suppress(docker.errors.NotFound):
         engine.client.api.remove_container(name, v=True, force=True)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not stop the removal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from forge_core.errors import IntegrityError, UsageError
-from forge_core.files import write_text
-from forge_core.model import Deviation, Frozen, ImageRef, Sha256, canonical_sha256
+from forge_core import sealed
+from forge_core.model import Deviation, Frozen, ImageRef, Sha256
 from forge_validate.checks import CheckResult
 from forge_validate.verdict import Verdict
 
@@ -71,13 +67,12 @@ class Receipt(Frozen):
 
 def save(receipt: Receipt, path: Path) -> None:
     """Write the receipt with its seal, atomically."""
-    write_text(path, dumps(receipt))
+    sealed.save(receipt, path)
 
 
 def dumps(receipt: Receipt) -> str:
     """The receipt as it is written."""
-    data = receipt.model_dump(mode="json")
-    return json.dumps({"seal": canonical_sha256(data)} | data, indent=2, ensure_ascii=False) + "\n"
+    return sealed.dumps(receipt)
 
 
 def load(path: Path) -> Receipt:
@@ -85,16 +80,4 @@ def load(path: Path) -> Receipt:
 
     Raises UsageError (2) when there is none or it is malformed, IntegrityError (5) when it was edited.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"no receipt at {path}", hint="run `nox -s validate -- --profile NAME` first") from error
-    except ValueError as error:
-        raise IntegrityError(f"{path}: not JSON: {error}", hint="validate again") from error
-    seal = data.pop("seal", None) if isinstance(data, dict) else None
-    if seal != canonical_sha256(data):
-        raise IntegrityError(f"{path} was changed after it was sealed", hint="validate again")
-    try:
-        return Receipt.model_validate(data)
-    except ValidationError as error:
-        raise UsageError(f"{path}: not a receipt of this version: {error}") from error
+    return sealed.load(Receipt, path, what="receipt", origin="`nox -s validate -- --profile NAME`")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import queue
 import secrets
-import signal
 import tarfile
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from docker.types import LogConfig
 from forge_core.engine import Engine
 from forge_core.engine.client import HINT
 from forge_core.errors import EnvironmentFailure
+from forge_core.interrupt import undisturbed
 from forge_core.redact import redact
 
 LABEL = "sm120-forge"
@@ -78,7 +78,7 @@ def builder(
             )
         finally:
             # By name: an interrupt may have come before the engine's answer brought the id.
-            with _undisturbed(), suppress(docker.errors.NotFound):
+            with undisturbed(), suppress(docker.errors.NotFound):
                 if keep:
                     with suppress(docker.errors.APIError):
                         engine.client.api.kill(unique)
@@ -189,16 +189,3 @@ def _engine_errors(engine: Engine, image: str) -> Iterator[None]:
         raise EnvironmentFailure(
             f"the engine at {engine.address} went away before the work was done", hint=HINT
         ) from error
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the container is gone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
