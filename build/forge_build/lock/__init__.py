@@ -97,9 +97,9 @@ def lock_path(profile: str) -> Path:
 def load(manifest: Manifest) -> Lock:
     """Read the manifest's lock; raises UsageError when it is missing, malformed or of another state of the manifest."""
     path = lock_path(manifest.profile)
-    again = f"`nox -s lock -- --profile {manifest.profile}` resolves it again"
+    again = f"`nox -s lock -- --profile {manifest.profile}` resolves it"
     if not path.exists():
-        raise UsageError(f"{path} does not exist", hint=again)
+        raise UsageError(f"the profile {manifest.profile!r} has no lock: {path} does not exist", hint=again)
     try:
         lock = Lock.model_validate(read_yaml(path))
     except ValidationError as error:

@@ -43,10 +43,12 @@ class Clone:
         (folder / "info/attributes").write_text(
             "* -text -eol -ident -filter -working-tree-encoding\n", encoding="utf-8"
         )
-        done = clone._fetch("--depth=1", source.commit)
+        done = clone._fetch(["--depth=1", "--filter=blob:none"], source.commit)
         if done.returncode and _NO_SUCH.search(done.stderr):
-            # servers of old give a commit only by the name of a branch or tag
-            done = clone._fetch("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+            # Servers of old give a commit, and later a file, only by the name of a branch or tag: so all of it.
+            clone._git("config", "--remove-section", "remote.origin")
+            clone._git("remote", "add", "origin", source.url)
+            done = clone._fetch([], "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
         if done.returncode:
             raise EnvironmentFailure(
                 f"{source.url} does not give commit {source.commit[:12]}",
@@ -96,10 +98,9 @@ class Clone:
             raise IntegrityError(f"the files of {self._source.url} give the tree {found}, the commit names {tree}")
         return into
 
-    def _fetch(self, *argv: str) -> Completed:
-        wanted = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--filter=blob:none"]
-        options = [word for word in argv if word.startswith("--")]
-        return self._git(*wanted, *options, "origin", *(w for w in argv if w not in options), check=False)
+    def _fetch(self, options: list[str], *refs: str) -> Completed:
+        command = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head"]
+        return self._git(*command, *options, "origin", *refs, check=False)
 
     def _git(
         self, *argv: str, check: bool = True, env: dict[str, str] | None = None, cwd: Path | None = None
