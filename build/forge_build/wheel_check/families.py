@@ -47,6 +47,15 @@ DRIVER = {
 # CPython exports these from the executable or libpython; an extension module does not NEED it (PEP 513).
 PYTHON_SYMBOL = re.compile(r"^_?Py[A-Z_]\w*$")
 
+# Threads, dlopen and C99 mathematics: objects linked without -lpthread, -ldl and -lm ask for these without a version
+# (published wheels of triton, numpy, pandas, pillow and xgrammar do). CPython itself has all three loaded.
+UNVERSIONED_C_SYMBOL = re.compile(
+    r"^(?:pthread_[a-z_]+|sem_[a-z]+|dl(?:open|close|sym|vsym|error|addr1?|info|mopen)"
+    r"|(?:a?(?:sin|cos|tan)h?|atan2|sincos|exp(?:2|m1)?|log(?:2|10|1p|b)?|ilogb|pow|sqrt|cbrt|hypot|erfc?|[lt]gamma"
+    r"|ceil|floor|trunc|l?l?round|l?l?rint|nearbyint|fmod|remainder|remquo|fma|fdim|fmin|fmax|fabs|modf|frexp|scalbl?n"
+    r"|ldexp|copysign|nan|nextafter|nexttoward)[fl]?)$"
+)
+
 # Libraries that an importing process has loaded globally before the module, with the symbols each is asked for: FlashInfer
 # loads TVM FFI first, torch extensions come after `import torch`. First match is looked at first.
 PRELOADED: tuple[tuple[str, re.Pattern[str]], ...] = (

@@ -20,6 +20,7 @@ from forge_build.wheel_check.families import (
     GLIBC_VERSION,
     PRELOADED,
     PYTHON_SYMBOL,
+    UNVERSIONED_C_SYMBOL,
 )
 from forge_core.model import Finding
 
@@ -96,7 +97,7 @@ def _builtin(symbol: Import, elf: Elf) -> bool:
     """Whether it comes from outside any wheel: the C family by its version nodes, the driver, Python itself."""
     if symbol.version is not None and symbol.library in C_FAMILY:
         return bool(C_FAMILY_VERSION.match(symbol.version))
-    if PYTHON_SYMBOL.match(symbol.name):
+    if PYTHON_SYMBOL.match(symbol.name) or (symbol.version is None and UNVERSIONED_C_SYMBOL.match(symbol.name)):
         return True
     return any(soname in elf.needed and pattern.match(symbol.name) for soname, pattern in DRIVER.items())
 

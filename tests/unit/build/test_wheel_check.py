@@ -152,6 +152,17 @@ def test_what_resolves_without_any_wheel(tmp_path: Path) -> None:
     assert check(make_wheel(tmp_path, {"demo/kernel.so": kernel, "demo.libs/libbase.so": base}), HOST).ok
 
 
+def test_threads_dlopen_and_mathematics_come_without_a_version_too(tmp_path: Path) -> None:
+    source = (
+        "int pthread_create(); int dlopen(); int dlopen_more(); int sincos(); int lround(); "
+        "int go(void) { return pthread_create() + dlopen() + sincos() + lround(); }"
+    )
+    linked = shared_object(tmp_path, "kernel.so", source, "-nodefaultlibs")
+    assert check(make_wheel(tmp_path, {"demo/kernel.so": linked}), HOST).ok
+    other = shared_object(tmp_path, "other.so", source + " int more(void) { return dlopen_more(); }", "-nodefaultlibs")
+    assert "dlopen_more" in only(check(make_wheel(tmp_path, {"demo/other.so": other}), HOST), "undefined-symbol")
+
+
 def test_driver_symbols_need_the_driver_to_be_needed(tmp_path: Path) -> None:
     stub = shared_object(tmp_path, "libcuda.so.1", "int cuInit(int f) { return f; }", "-Wl,-soname,libcuda.so.1")
     source = "int cuInit(int); int go(void) { return cuInit(0); }"
