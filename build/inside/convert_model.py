@@ -15,6 +15,7 @@ KEPT = "config generation_config tokenizer tokenizer_config"
 
 
 def main(gguf, out, template, nan_token):
+    """Convert, swap the tokens, keep the files of a model folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -63,6 +64,7 @@ def main(gguf, out, template, nan_token):
 
 
 def exchange(ident, swapped):
+    """The other one of two ids; any other id as it is."""
     return {0: swapped, swapped: 0}.get(ident, ident)
 
 
@@ -78,6 +80,7 @@ def swap_vocabulary(path, swapped):
 
 
 def swap_added(path, swapped):
+    """Exchange two ids among the added tokens of tokenizer_config.json."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if decoder := data.get("added_tokens_decoder"):
         data["added_tokens_decoder"] = {str(exchange(int(ident), swapped)): token for ident, token in decoder.items()}

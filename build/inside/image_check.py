@@ -21,6 +21,7 @@ from pathlib import Path
 
 
 def main(request_text):
+    """Look at everything once, files first, and print it."""
     request = json.loads(request_text)
     site = Path(sysconfig.get_path("purelib"))
     # Files first: nothing was imported yet that could write any.
@@ -50,10 +51,12 @@ def main(request_text):
 
 
 def normal(name):
+    """A name as an index normalises it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def versions():
+    """Every installed distribution: name and version."""
     return sorted([normal(d.metadata["Name"]), d.version] for d in importlib.metadata.distributions())
 
 
@@ -98,11 +101,13 @@ def digest(rows):
 
 
 def sha256(path):
+    """Sha256 of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()
 
 
 def verify(job):
+    """What is wrong with one installed file; none: nothing."""
     name, path, target, recorded = job
     if target is None:
         return f"{name}: no RECORD"
@@ -123,6 +128,7 @@ def copies(site, name):
 
 
 def pip_check():
+    """The lines in which pip complains about dependencies."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("No broken")]
     if done.returncode and not lines:
@@ -131,6 +137,7 @@ def pip_check():
 
 
 def command(argv):
+    """Exit status and last words of a command."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     return {"status": done.returncode, "tail": (done.stderr or done.stdout)[-1500:]}
 
@@ -155,6 +162,7 @@ def load(place, cuda):
 
 
 def attempt(action):
+    """What came of an action, or how it failed."""
     try:
         return {"ok": True, "detail": str(action())}
     except BaseException as error:
