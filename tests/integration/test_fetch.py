@@ -47,7 +47,7 @@ class Slow:
 
     def __init__(self, server: HTTPServer) -> None:
         self.asked: list[str | None] = []
-        self.pause = 0.05
+        self.pause = 0.3  # seconds: all of it takes longer than a process needs to start on a busy machine
         self.item = {"name": "big.whl", "location": server.url_for("/big.whl"), "sha256": SHA, "size": len(DATA)}
         server.expect_request("/big.whl").respond_with_handler(self.answer)
 
@@ -76,7 +76,7 @@ class Slow:
     def wait_for_bytes(self, store: Store) -> None:
         partial = store.root / "partial" / SHA
         deadline = time.monotonic() + 30
-        while not (partial.exists() and partial.stat().st_size > 500_000):
+        while not (partial.exists() and partial.stat().st_size >= 300_000):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -126,7 +126,7 @@ def test_an_interrupted_download_is_resumed_and_never_taken_for_whole(
 
 
 def test_two_processes_bring_an_object_once(store: Store, slow: Slow) -> None:
-    slow.pause = 0.02
+    slow.pause = 0.05
     children = [slow.start(), slow.start()]
     assert [finish(child)[0] for child in children] == [0, 0]
     assert slow.asked == [None]
