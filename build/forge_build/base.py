@@ -93,24 +93,36 @@ def build(
     return Base(use, made.sha256, made.path, None, amount, cached, {"mmdebstrap": version})
 
 
-def _bootstrap(manifest: Manifest, inputs: Inputs, debs: tuple[LockedDeb, ...], scratch: Path, log: Path) -> Path:
-    """Run mmdebstrap over a local repository of exactly these packages."""
-    repository = scratch / "repository"
-    repository.mkdir()
+def _repository(inputs: Inputs, debs: tuple[LockedDeb, ...], folder: Path) -> None:
+    """Fill `folder` with the packages and an index that apt holds their bytes to."""
+    # In a user namespace apt runs under another user id; a home folder, the store in it, is often closed to that.
+    folder.chmod(0o755)
     stanzas = []
     for deb in debs:
-        target = repository / deb.file
-        shutil.copyfile(inputs.path(deb.sha256), target)
+        target = folder / deb.file
+        shutil.copyfile(inputs.store.get(deb.sha256, deb.file), target)
         control = run(["dpkg-deb", "--field", target]).stdout.strip()
         stanzas.append(f"{control}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n")
-    (repository / "Packages").write_text("\n".join(stanzas), encoding="utf-8")
+    (folder / "Packages").write_text("\n".join(stanzas), encoding="utf-8")
+
+
+def _bootstrap(manifest: Manifest, inputs: Inputs, debs: tuple[LockedDeb, ...], scratch: Path, log: Path) -> Path:
+    """Run mmdebstrap over a local repository of exactly these packages."""
     archive = scratch / "rootfs.tar"
+    with tempfile.TemporaryDirectory(prefix="packages-") as repository:
+        _repository(inputs, debs, Path(repository))
+        _mmdebstrap(manifest, debs, Path(repository), archive, log)
+    _prove(archive, debs)
+    return archive
+
+
+def _mmdebstrap(manifest: Manifest, debs: tuple[LockedDeb, ...], repository: Path, archive: Path, log: Path) -> None:
     names = sorted({deb.name for deb in debs})
     try:
         run(
             [
+                # not --quiet: that hides what apt says, also when it fails
                 "mmdebstrap",
-                "--quiet",
                 "--variant=custom",
                 "--format=tar",
                 f"--mode={'root' if os.geteuid() == 0 else 'unshare'}",
@@ -129,19 +141,22 @@ def _bootstrap(manifest: Manifest, inputs: Inputs, debs: tuple[LockedDeb, ...], 
         )
     except CommandFailed as error:
         text = error.completed.stdout
+        details = tuple(line for line in text.splitlines() if line.startswith("E: "))[:6] or error.details
+        if "Hash Sum mismatch" in text or "unexpected size" in text:
+            raise IntegrityError(
+                "a base package has other bytes than the lock names", details=details, log=log
+            ) from error
         hint = None
         if re.search(r"unshare|newuidmap|user namespace", text):
             hint = "run as root, or allow unprivileged user namespaces (package uidmap, kernel.unprivileged_userns_clone=1)"
         elif "No space left" in text:
-            hint = f"free space on the disk of {scratch.parent}"
+            hint = f"free space on the disks of {archive.parent} and {repository.parent}"
         raise (EnvironmentFailure if hint else Refused)(
             f"mmdebstrap could not make the root file system of {manifest.base.suite}",
-            details=tuple(line for line in text.splitlines() if line.startswith("E: "))[:6] or error.details,
+            details=details,
             hint=hint,
             log=log,
         ) from error
-    _prove(archive, debs)
-    return archive
 
 
 def _prove(archive: Path, debs: tuple[LockedDeb, ...]) -> None:

@@ -12,7 +12,7 @@ from forge_build.manifest import Base
 from forge_core.errors import EnvironmentFailure, UsageError
 from forge_core.process import CommandFailed, Completed, run
 
-# What a minbase holds, but for apt: an image is not upgraded, it is built again.
+# What a minbase holds; apt itself is one of the required packages.
 _MINBASE = ("?essential", "?priority(required)")
 _URI = re.compile(r"^'(?P<url>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
 

@@ -69,6 +69,18 @@ def test_the_repository_names_every_package_with_the_locked_bytes(store: Store, 
     assert folder.stat().st_mode & 0o777 == 0o755  # another user id of a name space reads it
 
 
+def test_a_package_with_other_bytes_never_gets_into_the_repository(
+    store: Store, deb: LockedDeb, tmp_path: Path
+) -> None:
+    path = store.path(deb.sha256)
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(IntegrityError, match="thing_1%3a2-3_all.deb"):
+        build(REHEARSAL, given(store, deb), tmp_path)
+    assert not path.exists()
+    assert list((store.root / "partial").iterdir()) == []
+
+
 def archive_with(tmp_path: Path, status: str) -> Path:
     path = tmp_path / "rootfs.tar"
     inside = tmp_path / "status"
