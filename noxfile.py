@@ -40,8 +40,9 @@ def install(session):
 
 def run(session, *argv):
     try:
-        # A verb cleans up containers and half-written files when interrupted; nox would kill it after 0.3 s.
-        session.run(*argv, interrupt_timeout=120, terminate_timeout=20)
+        # A verb cleans up containers and half-written files when interrupted; nox would kill it after 0.3 s. And its
+        # talk stays on stderr, which nox would mix into stdout.
+        session.run(*argv, stderr=sys.stderr, interrupt_timeout=120, terminate_timeout=20)
     except CommandFailed as failure:
         # nox turns every failure into 1, but exit codes are our interface.
         code = failure.return_code or 1

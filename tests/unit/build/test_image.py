@@ -106,7 +106,11 @@ def test_what_only_the_check_reads_does_not_change_the_image(
     plan: Manifest, root: Path, changes: dict[str, Any], changed: bool
 ) -> None:
     assert (runtime_key(altered(plan, **changes)) != runtime_key(plan)) is changed
-    assert (runtime_key(plan.model_copy(update={"epoch": plan.epoch + 1}))) != runtime_key(plan)
+
+
+@pytest.mark.parametrize("changes", [{"epoch": 1795910401}, {"description": "another"}, {"profile": "other"}])
+def test_what_the_config_tells_changes_the_key(plan: Manifest, root: Path, changes: dict[str, Any]) -> None:
+    assert runtime_key(plan.model_copy(update=changes)) != runtime_key(plan)
 
 
 def test_a_stand_ins_file_changes_the_key_and_dirt_does_not(plan: Manifest, root: Path) -> None:
