@@ -79,7 +79,7 @@ def build(
                 "mmdebstrap": version,
             }
         )
-        with inputs.store.derived_lock("rootfs", key):
+        with inputs.store.derived_lock("rootfs", key, waiting=step.waiting_for_another):
             made = inputs.store.derived_get("rootfs", key)
             cached = made is not None
             if made is None:

@@ -53,7 +53,10 @@ def prepare(
             "libraries": sorted(wheel.sha256 for wheel in runtime),
         }
     )
-    with console.step("model", f"{model.name} from {locked.file}") as step, inputs.store.derived_lock("model", key):
+    with (
+        console.step("model", f"{model.name} from {locked.file}") as step,
+        inputs.store.derived_lock("model", key, waiting=step.waiting_for_another),
+    ):
         made = inputs.store.derived_get("model", key)
         if made is None:
             with tempfile.TemporaryDirectory(prefix="model-", dir=inputs.store.root / "partial") as scratch:

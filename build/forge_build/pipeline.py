@@ -46,11 +46,12 @@ def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -
 
     Raises the errors of the stages; a failed build leaves no record, so that nothing can validate what it left.
     """
-    plan = manifest.load(profile)
-    locked = lock.load(plan)
-    work = work_folder(plan.profile)
+    name = manifest.known(profile)
+    work = work_folder(name)
     target = work / FILE_NAME
     previous = _set_aside(target)
+    plan = manifest.load(name)
+    locked = lock.load(plan)
     logs, clock = work / "logs", _Clock()
     logs.mkdir(exist_ok=True)
     store = Store.open()

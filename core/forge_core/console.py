@@ -136,6 +136,10 @@ class Step:
         self._clear()
         self.console.say(f"    {text}")
 
+    def waiting_for_another(self) -> None:
+        """Say that another process makes the same thing, which this one will take up."""
+        self.say("another build makes it; waiting")
+
     def detail(self, text: str) -> None:
         """Print a line only with -v."""
         if self.console.verbose:

@@ -92,7 +92,7 @@ def compile_wheel(
     file = file_name(name, tree.version, order.tag)
     told = f"{', '.join(order.spec.modules)} for {', '.join(order.spec.architectures)}"
     with console.step("compile", f"{name} {tree.version}: {told}, network off") as step:
-        with store.derived_lock("wheel", key):
+        with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
             cached = made is not None
             if made is None:

@@ -37,14 +37,20 @@ def profiles() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in manifests_folder().glob("*.yaml") if not p.name.endswith(".lock.yaml")))
 
 
+def known(profile: str | None) -> str:
+    """The profile, if it has a manifest; raises UsageError (exit 2) that names those that do."""
+    names = profiles()
+    if profile is None:
+        raise UsageError("no --profile given", hint=f"profiles: {', '.join(names)}; e.g. `-- --profile rehearsal`")
+    if profile not in names:
+        raise UsageError(f"no profile {profile!r}", hint=f"profiles: {', '.join(names)}")
+    return profile
+
+
 def load(profile: str | None) -> Manifest:
     """Read the manifest of a profile; raises UsageError (exit 2) naming every mistake with its path in the file."""
-    known = profiles()
-    if profile is None:
-        raise UsageError("no --profile given", hint=f"profiles: {', '.join(known)}; e.g. `-- --profile rehearsal`")
-    if profile not in known:
-        raise UsageError(f"no profile {profile!r}", hint=f"profiles: {', '.join(known)}")
-    return parse(manifests_folder() / f"{profile}.yaml", profile)
+    name = known(profile)
+    return parse(manifests_folder() / f"{name}.yaml", name)
 
 
 def parse(path: Path, profile: str | None = None) -> Manifest:
@@ -98,6 +104,7 @@ __all__ = [
     "Source",
     "Target",
     "json_schema",
+    "known",
     "load",
     "manifests_folder",
     "mistakes",
