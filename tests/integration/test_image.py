@@ -23,7 +23,6 @@ from forge_build.compile.container import builder, copy_in, follow
 from forge_build.compile.units import units
 from forge_build.fetch import Inputs, fetch
 from forge_build.image import BuiltFile
-from forge_core import record
 from forge_core.cli import project_root
 from forge_core.console import Console
 from forge_core.engine import Engine, install
@@ -66,18 +65,17 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def line() -> Iterator[Line]:
+def line(built: BuildRecord) -> Iterator[Line]:
     console = Console()
     manifest = manifests.load("rehearsal")
     lock = locks.load(manifest)
     work = project_root() / "work" / "rehearsal"
-    recorded = record.load(work / record.FILE_NAME)
-    built = tuple(BuiltFile(work / "wheelhouse" / w.file, w.file, w.sha256) for w in recorded.wheels)
-    assert all(file_sha256(own.path) == own.sha256 for own in built)
+    wheels = tuple(BuiltFile(work / "wheelhouse" / w.file, w.file, w.sha256) for w in built.wheels)
+    assert all(file_sha256(own.path) == own.sha256 for own in wheels)
     engine = install.ensure(console)
     try:
         inputs = fetch(manifest, lock, Store.open(), offline=True, console=console)
-        yield Line(manifest, lock, inputs, engine, recorded, built)
+        yield Line(manifest, lock, inputs, engine, built, wheels)
     finally:
         engine.client.close()
 
