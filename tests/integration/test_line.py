@@ -148,7 +148,9 @@ def test_exit_codes_come_through_nox() -> None:
     assert done.returncode == 2
 
 
-def test_an_edited_record_is_refused_through_nox(built: BuildRecord) -> None:
+def test_an_edited_record_is_refused_through_nox() -> None:
+    # A build that failed before, as one without an engine does, has left no record.
+    assert run(BUILD).returncode == 0
     path = work_folder("rehearsal") / record.FILE_NAME
     whole = path.read_text(encoding="utf-8")
     try:
