@@ -28,6 +28,7 @@ from forge_core.store import Store
 
 DEFAULT_PORT = 5120
 _START_S = 30
+_RELEASE_S = 3
 _STOP_S = 20
 
 # Deletion is on, so that old builds can be dropped; nothing else but loopback is ever listened on.
@@ -204,16 +205,22 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 def _refuse_foreign(registry: LocalRegistry) -> None:
     """Raise EnvironmentFailure when something else listens on our port, with its name where we may see it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the registry does: a connection of before in TIME_WAIT does not hold the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", registry.port))
-        except OSError as error:
-            raise EnvironmentFailure(
-                f"{registry.address} is held by {_holder(registry.port)}",
-                hint="stop it, or name another port in FORGE_REGISTRY_PORT",
-            ) from error
+    # A registry that was just killed may hold the port a moment longer than its process is seen.
+    deadline = time.monotonic() + _RELEASE_S
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As the registry does: a connection of before in TIME_WAIT does not hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", registry.port))
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise EnvironmentFailure(
+                        f"{registry.address} is held by {_holder(registry.port)}",
+                        hint="stop it, or name another port in FORGE_REGISTRY_PORT",
+                    ) from error
+        time.sleep(0.1)
 
 
 def _holder(port: int) -> str:
