@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -21,7 +20,6 @@ from forge_core.console import Console
 from forge_core.errors import IntegrityError
 from forge_core.store import Store
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mmdebstrap"), reason="needs root and mmdebstrap")
 MANIFEST = manifests.load("rehearsal")
 QUIET = Console(quiet=True)
 
