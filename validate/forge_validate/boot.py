@@ -23,7 +23,7 @@ from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
 from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
-from forge_validate import diagnose, options
+from forge_validate import launch, options
 from forge_validate.follow import Follower
 from forge_validate.phases import Watch
 from forge_validate.server import Server
@@ -152,7 +152,7 @@ def _await_ready(
         state = _state(container)
         if not state.get("Running"):
             follower.join(5)
-            raise diagnose.launch_failure(
+            raise launch.launch_failure(
                 follower.lines(),
                 exit_code=state.get("ExitCode"),
                 oom_killed=bool(state.get("OOMKilled")),
@@ -170,7 +170,7 @@ def _await_ready(
                 f"the server hangs at its start: the phase `{late.name}` is not over after {late.deadline:.0f} s",
                 hint="read the log; if the machine is just slow, raise the phase's deadline in the serving",
                 log=log,
-                details=diagnose.last_lines(follower.lines()),
+                details=launch.last_lines(follower.lines()),
             )
         if (silent := watch.stalled(now)) is not None:
             step.say(f"no line for {duration(silent)} in the phase `{watch.phase}`; the last one: {watch.last_line}")

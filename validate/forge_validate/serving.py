@@ -97,6 +97,8 @@ class Serving(Frozen):
     """Writable places of the read-only root file system."""
     port: int = 30000
     """Inside the container."""
+    tells: dict[str, Pattern] = Field(default_factory=dict)
+    """What the log tells of itself: name -> pattern with one group; the first line that has it counts."""
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     """In order; the last one ends with readiness."""
     stall: Annotated[float, Field(gt=0)]

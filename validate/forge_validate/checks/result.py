@@ -38,6 +38,8 @@ class Evidence:
     served: str
     """The name the server was told to serve under."""
     policy: Policy
+    flags: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """What the serving wants the server to run with."""
     others: Mapping[str, Exchange] = field(default_factory=dict)
     """The exchanges of all cases, by case."""
 
