@@ -1,5 +1,8 @@
 """What the user watches: everything on stderr, secrets masked, a failing step stands out."""
 
+import re
+import threading
+
 import pytest
 
 from forge_core.console import Console, duration, size
