@@ -67,7 +67,7 @@ def validate(wish: Wish, console: Console) -> Outcome:
         _clear(work)
         rules, server_plan = policy.load(profile), serving.load(profile)
         questions, answers = suite.load(rules.suite, server_plan.model)
-        bench = Bench(questions, answers, rules, server_plan.model, server_plan.flags)
+        bench = Bench(questions, answers, rules, server_plan.model, server_plan.intended())
         with console.step("target", profile) as step:
             subject, folder = target.recorded(
                 wish.record or work / build_record.FILE_NAME,

@@ -40,21 +40,13 @@ def resolved(info: Any, lines: Iterable[str], patterns: Mapping[str, str]) -> di
 
 
 def differing(info: Any, intended: Mapping[str, str | int | float | bool]) -> tuple[tuple[str, str, str], ...]:
-    """The flags that the server does not run with: (flag, intended, told); a flag it does not tell is told as `?`.
-
-    What was left to the server (`auto`) cannot differ.
-    """
+    """The settings that the server does not run with: (name, intended, told); one it does not tell is told as `?`."""
     settings = told(info)
-    wrong = []
-    for flag, wanted in intended.items():
-        name = flag.replace("-", "_")
-        if wanted == "auto":
-            continue
-        if name not in settings:
-            wrong.append((flag, str(wanted), "?"))
-        elif not _equal(settings[name], wanted):
-            wrong.append((flag, str(wanted), str(settings[name])))
-    return tuple(wrong)
+    return tuple(
+        (name, str(wanted), str(settings.get(name, "?")))
+        for name, wanted in intended.items()
+        if name not in settings or not _equal(settings[name], wanted)
+    )
 
 
 def _equal(value: Any, wanted: str | float | bool) -> bool:

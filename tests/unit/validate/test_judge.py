@@ -22,7 +22,7 @@ SERVED = "smollm2"
 
 
 def bench(smoke: tuple[Suite, Answers], rules: Policy, served: str = SERVED) -> Bench:
-    return Bench(smoke[0], smoke[1], rules, served, serving.load("rehearsal").flags)
+    return Bench(smoke[0], smoke[1], rules, served, serving.load("rehearsal").intended())
 
 
 def recorded() -> dict[str, Exchange]:

@@ -33,22 +33,25 @@ def test_a_server_that_tells_nothing() -> None:
 
 
 def test_flags_of_the_real_serving_are_told_back() -> None:
-    assert differing(INFO, serving.load("rehearsal").flags) == ()
+    assert differing(INFO, serving.load("rehearsal").intended()) == ()
 
 
 @pytest.mark.parametrize(
-    ("flag", "wanted", "told"),
+    ("name", "wanted", "told"),
     [
-        ("attention-backend", "triton", "torch_native"),
-        ("max-running-requests", 16, "8"),
-        ("enable-metrics", False, "True"),
-        ("no-such-flag", "x", "?"),
-        ("max-total-tokens", "many", "16384"),
+        ("attention_backend", "triton", "torch_native"),
+        ("max_running_requests", 16, "8"),
+        ("enable_metrics", False, "True"),
+        ("no_such_setting", "x", "?"),
+        ("max_total_tokens", "many", "16384"),
     ],
 )
-def test_a_flag_that_was_overruled(flag: str, wanted: str | int | bool, told: str) -> None:
-    assert differing(INFO, {flag: wanted, "device": "cpu"}) == ((flag, str(wanted), told),)
+def test_a_flag_that_was_overruled(name: str, wanted: str | int | bool, told: str) -> None:
+    assert differing(INFO, {name: wanted, "device": "cpu"}) == ((name, str(wanted), told),)
 
 
 def test_what_was_left_to_the_server_cannot_differ() -> None:
-    assert differing({"moe_runner_backend": "cutlass"}, {"moe-runner-backend": "auto"}) == ()
+    plan = serving.load("rehearsal")
+    flags = {"moe-runner-backend": "auto", "fp4-gemm-backend": "cudnn", "tp-size": 2}
+    some = plan.model_copy(update={"flags": flags, "told_as": {"fp4-gemm-backend": "fp4_gemm_runner_backend"}})
+    assert some.intended() == {"fp4_gemm_runner_backend": "cudnn", "tp_size": 2}
