@@ -59,9 +59,11 @@ def save(receipt: Receipt, path: Path) -> None:
 def _properties(receipt: Receipt) -> Iterator[tuple[str, str]]:
     subject, verdict = receipt.subject, receipt.verdict
     yield "verdict", verdict.outcome
+    if verdict.kind is not None:
+        yield "kind of wrong", verdict.kind
     yield "cause", verdict.cause
     yield "next step", verdict.next_step
-    yield "kind", receipt.kind
+    yield "profile", f"{receipt.profile} ({receipt.kind})"
     yield "image", str(subject.image)
     yield "image digest", subject.image.digest
     yield "model", subject.model
@@ -85,7 +87,7 @@ def _verdict(receipt: Receipt) -> TestCase:
     if verdict.outcome == "passed":
         case.system_out = _fit("\n".join(lines))
     else:
-        _end(case, Failure(_fit(verdict.cause), verdict.outcome), lines)
+        _end(case, Failure(_fit(verdict.cause), verdict.kind or verdict.outcome), lines)
     return case
 
 

@@ -29,7 +29,8 @@ PASSED = Verdict(outcome="passed", cause="2 required checks passed", next_step="
 
 
 def failed(*names: str) -> Verdict:
-    return Verdict(outcome="failed", cause="stream/text: garbage", next_step="suspect kernels", failing=names)
+    cause, way_out = "stream/text: garbage", "suspect kernels"
+    return Verdict(outcome="failed", kind="numbers", cause=cause, next_step=way_out, failing=names)
 
 
 def make(*results: CheckResult, verdict: Verdict = PASSED, **changes: Any) -> Receipt:
@@ -50,6 +51,7 @@ def make(*results: CheckResult, verdict: Verdict = PASSED, **changes: Any) -> Re
             policy="6" * 64,
         ),
         "arguments": (),
+        "resolved": {},
         "engine": "28",
         "deviations": (),
         "results": results,
@@ -102,7 +104,8 @@ def test_outcomes() -> None:
     error = case(root, "stream/same")[0]
     assert (error.tag, error.get("message"), error.get("type")) == ("error", "no exchange", "unmeasured")
     verdict = case(root, "verdict")[0]
-    assert (verdict.tag, verdict.get("message")) == ("failure", "stream/text: garbage")
+    assert (verdict.tag, verdict.get("message"), verdict.get("type")) == ("failure", "stream/text: garbage", "numbers")
+    assert root.find(".//property[@name='kind of wrong'][@value='numbers']") is not None
     assert "next step: suspect kernels" in str(verdict.text) and DIGEST in str(verdict.text)
 
 
@@ -133,7 +136,7 @@ def test_properties_name_the_subject_and_the_verdict() -> None:
         "verdict": "passed",
         "cause": "2 required checks passed",
         "next step": "promote the image",
-        "kind": "rehearsal",
+        "profile": "rehearsal (rehearsal)",
         "image": f"127.0.0.1:1/x@{DIGEST}",
         "image digest": DIGEST,
         "model": "m",
@@ -193,5 +196,5 @@ def test_nothing_that_a_model_says_breaks_the_file(text: str) -> None:
 def _said(text: str) -> Receipt:
     """A receipt with this text everywhere; not validated, since pydantic itself would refuse a lone surrogate."""
     bad = CheckResult.model_construct(check="stream/text", outcome="failed", explanation=text, answer=text, value=None)
-    verdict = Verdict.model_construct(outcome="failed", cause=text, next_step=text, failing=("stream/text",))
+    verdict = Verdict.model_construct(outcome="failed", kind=None, cause=text, next_step=text, failing=("stream/text",))
     return make().model_copy(update={"results": (bad,), "verdict": verdict})
