@@ -37,7 +37,11 @@ def other(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_another_machine_needs_the_record_and_the_model_only(
-    built: BuildRecord, other: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    built: BuildRecord,
+    other: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     root = project_root() / "work" / f"test-handover-{tmp_path.name}"
     root.mkdir(mode=0o755)

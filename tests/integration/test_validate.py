@@ -337,7 +337,9 @@ def wrong_tokenizer(model: Path) -> None:
     path = model / "tokenizer.json"
     whole = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = whole["model"]["vocab"]
-    words = sorted(word for word in vocabulary if word[0] == "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}" and len(word) > 2)
+    words = sorted(
+        word for word in vocabulary if word[0] == "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}" and len(word) > 2
+    )
     ids = [vocabulary[word] for word in words]
     vocabulary.update(zip(words, [*ids[1:], ids[0]], strict=True))
     path.write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")

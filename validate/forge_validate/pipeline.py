@@ -18,7 +18,7 @@ from forge_core.cli import work_folder
 from forge_core.console import Console
 from forge_core.engine import connect
 from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError, UsageError
-from forge_validate import data, policy, report, serving, suite, target, trial
+from forge_validate import data, gpu, junit, policy, report, serving, suite, target, trial
 from forge_validate import receipt as receipts
 from forge_validate.judge import Bench
 from forge_validate.promote import FILE_NAME as PROMOTION
@@ -77,6 +77,8 @@ def validate(wish: Wish, console: Console) -> Outcome:
                 usual_model=work / "model",
             )
             _demand_offline(wish, subject)
+            gpus = gpu.chosen(server_plan.devices, gpu.inventory())
+            gpu.demand_fit(subject.architectures, gpus)
             engine = connect(builds=False)
             step.result(str(subject.image))
         with console.step("pull", subject.image.registry) as step:
@@ -86,7 +88,7 @@ def validate(wish: Wish, console: Console) -> Outcome:
             step.result(subject.image.digest)
         tried = trial.run(
             engine,
-            trial.Subject(str(subject.image), server_plan, subject.model, folder),
+            trial.Subject(str(subject.image), server_plan, subject.model, folder, gpus),
             bench,
             work,
             console,
@@ -110,6 +112,7 @@ def validate(wish: Wish, console: Console) -> Outcome:
             ),
             arguments=server_plan.arguments(),
             engine=engine.version,
+            gpus=tuple(f"{one.name}, compute capability {one.capability}, {one.uuid}" for one in gpus),
             resolved=tried.resolved,
             deviations=subject.deviations,
             results=tried.results,
@@ -117,6 +120,7 @@ def validate(wish: Wish, console: Console) -> Outcome:
             timings=Timings(pull=round(pulled, 3), boot=tried.boot, probe=tried.probe, phases=tried.phases),
         )
         receipts.save(done, work / receipts.FILE_NAME)
+        junit.save(done, work / junit.FILE_NAME)
         return _release(wish, done, rules, work, console)
 
 
@@ -139,7 +143,7 @@ def _release(wish: Wish, done: Receipt, rules: policy.Policy, work: Path, consol
 
 def _clear(work: Path) -> None:
     """What an earlier run left is no result of this one."""
-    for name in (receipts.FILE_NAME, PROMOTION):
+    for name in (receipts.FILE_NAME, junit.FILE_NAME, PROMOTION):
         (work / name).unlink(missing_ok=True)
 
 

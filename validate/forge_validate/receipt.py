@@ -56,6 +56,8 @@ class Receipt(Frozen):
     """What the server really ran with, as it and its log tell: backends, number formats, sizes."""
     engine: str
     """Version of the container engine."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs the server ran on; none: it ran without."""
     deviations: tuple[Deviation, ...]
     results: tuple[CheckResult, ...]
     verdict: Verdict

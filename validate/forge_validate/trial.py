@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from forge_core.console import Console, Step, duration
 from forge_core.engine import Engine
+from forge_core.errors import EnvironmentFailure, ForgeError
 from forge_core.model import ModelRef
-from forge_validate import report
+from forge_validate import gpu, report
 from forge_validate.boot import boot
 from forge_validate.checks import CheckResult
 from forge_validate.exchange import Exchange
@@ -18,7 +20,7 @@ from forge_validate.judge import Bench
 from forge_validate.probe import probe
 from forge_validate.resolved import resolved
 from forge_validate.server import Server
-from forge_validate.serving import Serving
+from forge_validate.serving import MemorySlack, Serving
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Subject:
     model: ModelRef
     folder: Path
     """Where the model's files lie."""
+    gpus: tuple[gpu.Gpu, ...] = ()
+    """What of this host's the serving uses."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,11 @@ class Tried:
 def run(engine: Engine, subject: Subject, bench: Bench, work: Path, console: Console, *, keep: bool = False) -> Tried:
     """Try a subject; writes `work/logs/server.log` and `work/exchanges/`. Raises as `boot`."""
     log = work / "logs" / "server.log"
+    with _gpus(subject, console, keep=keep):
+        return _run(engine, subject, bench, work, log, console, keep)
+
+
+def _run(engine: Engine, subject: Subject, bench: Bench, work: Path, log: Path, console: Console, keep: bool) -> Tried:
     began = time.monotonic()
     with boot(
         engine, subject.image, subject.serving, subject.model, subject.folder, log=log, console=console, keep=keep
@@ -68,6 +77,37 @@ def run(engine: Engine, subject: Subject, bench: Bench, work: Path, console: Con
             probe=round(probed, 3),
             phases=dict(server.phases),
         )
+
+
+@contextmanager
+def _gpus(subject: Subject, console: Console, *, keep: bool) -> Iterator[None]:
+    """Hold the GPUs, and give them on only when the memory of this trial is back.
+
+    Whatever ends a trial, the next one must not measure what this one left; its own error is not replaced by ours.
+    """
+    slack = subject.serving.gpu_memory_slack
+    if not subject.gpus or slack is None:
+        yield
+        return
+    with gpu.held(subject.gpus, console):
+        before = gpu.baseline(subject.gpus)
+        for line in before.told:
+            console.say(f"    {line}", "yellow")
+        try:
+            yield
+        except ForgeError:
+            if not keep:
+                with suppress(EnvironmentFailure):
+                    _await_memory(before, slack, console)
+            raise
+        if not keep:
+            _await_memory(before, slack, console)
+
+
+def _await_memory(before: gpu.Baseline, slack: MemorySlack, console: Console) -> None:
+    with console.step("gpu memory", "back to its baseline") as step:
+        waited = gpu.await_baseline(before, slack_bytes=slack.bytes, deadline_s=slack.within, on_wait=step.waiting)
+        step.result(f"after {duration(waited)}")
 
 
 def _ask(
