@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from secrets import token_urlsafe
+from secrets import token_bytes, token_hex
 from typing import Any
 
 import pytest
@@ -191,8 +191,8 @@ def test_secrets_are_in_no_file_and_no_output(
     mode: str, line: Line, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-in prints its arguments, the key among them, and tells them in /server_info, as SGLang does."""
-    made = token_urlsafe(24)
-    monkeypatch.setattr("secrets.token_urlsafe", lambda size: made)
+    made = token_hex(24)
+    monkeypatch.setattr("secrets.token_hex", lambda size: made if size == 24 else token_bytes(size).hex())
     line.serve(mode)
     assert line.run("--no-promote", "-v", "--json") == (0 if mode == "secret" else 1)
     outputs = capsys.readouterr()

@@ -58,7 +58,8 @@ def boot(
     name = f"sm120-forge-{serving.profile}-{secrets.token_hex(3)}"
     identity = f"forge-{secrets.token_hex(8)}"
     # Made for this run and known to nobody else: SGLang prints it in its start-up line and tells it in /server_info.
-    api_key = secrets.token_urlsafe(24) if serving.api_key_flag else None
+    # Hexadecimal, since a leading dash would be another flag.
+    api_key = secrets.token_hex(24) if serving.api_key_flag else None
     follower: Follower | None = None
     try:
         with console.step("boot", name) as step:
