@@ -18,12 +18,12 @@ from forge_core.cli import work_folder
 from forge_core.console import Console
 from forge_core.engine import connect
 from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError, UsageError
-from forge_validate import data, gpu, junit, policy, report, serving, suite, target, trial
+from forge_validate import data, gpu, junit, policy, report, serving, target, trial
 from forge_validate import receipt as receipts
-from forge_validate.judge import Bench
 from forge_validate.promote import FILE_NAME as PROMOTION
 from forge_validate.promote import Promotion, promote
 from forge_validate.receipt import Receipt, Subject, Timings
+from forge_validate.recorded import bench
 from forge_validate.verdict import decide
 
 
@@ -65,9 +65,8 @@ def validate(wish: Wish, console: Console) -> Outcome:
     work = work_folder(profile)
     with _alone(work):
         _clear(work)
-        rules, server_plan = policy.load(profile), serving.load(profile)
-        questions, answers = suite.load(rules.suite, server_plan.model)
-        bench = Bench(questions, answers, rules, server_plan.model, server_plan.intended())
+        judged = bench(profile)
+        rules, server_plan = judged.policy, serving.load(profile)
         with console.step("target", profile) as step:
             subject, folder = target.recorded(
                 wish.record or work / build_record.FILE_NAME,
@@ -89,7 +88,7 @@ def validate(wish: Wish, console: Console) -> Outcome:
         tried = trial.run(
             engine,
             trial.Subject(str(subject.image), server_plan, subject.model, folder, gpus),
-            bench,
+            judged,
             work,
             console,
             keep=wish.keep,
@@ -106,8 +105,8 @@ def validate(wish: Wish, console: Console) -> Outcome:
                 model=subject.model.name,
                 model_revision=subject.model.revision,
                 serving=server_plan.content_sha256(),
-                suite=questions.content_sha256(),
-                answers=answers.content_sha256(),
+                suite=judged.suite.content_sha256(),
+                answers=judged.answers.content_sha256(),
                 policy=rules.content_sha256(),
             ),
             arguments=server_plan.arguments(),

@@ -25,9 +25,14 @@ def show(console: Console, receipt: Receipt, policy: Policy, promotion: Promotio
     for number, line in enumerate(lines(receipt, policy, promotion, note)):
         console.say(line, "bold green" if passed and number == 1 else "bold red" if number == 1 else "")
         if line.startswith("checks"):
-            for result in receipt.results:
-                sign, style = mark(result, policy.requires(result.check))
-                console.say(f"  {sign:<4}  {result.check:<36}  {told(result)}", style)
+            show_results(console, receipt.results, policy)
+
+
+def show_results(console: Console, results: Sequence[CheckResult], policy: Policy) -> None:
+    """One line for each check."""
+    for result in results:
+        sign, style = mark(result, policy.requires(result.check))
+        console.say(f"  {sign:<4}  {result.check:<36}  {told(result)}", style)
 
 
 def mark(result: CheckResult, required: bool) -> tuple[str, str]:
