@@ -21,6 +21,7 @@ from forge_core.console import Console
 from forge_core.errors import EnvironmentFailure, Refused, UsageError
 from forge_validate import gpu
 from forge_validate.gpu import Gpu, Inventory, Lost, Process, chosen, demand_fit, fits, held
+from forge_validate.gpu.locks import _shared
 from forge_validate.gpu.memory import Baseline
 from forge_validate.serving import Devices
 
@@ -439,9 +440,8 @@ def test_a_lock_file_that_is_a_link_is_not_followed(locks: Path, tmp_path: Path)
 
 
 def test_the_place_depends_on_the_host_not_on_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_LOCKS", raising=False)
     monkeypatch.setenv("TMPDIR", "/nowhere")
-    assert gpu.lock_folder() in (Path("/run/lock/sm120-forge"), Path("/tmp/sm120-forge"))
+    assert _shared() in (Path("/run/lock"), Path("/tmp"))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
