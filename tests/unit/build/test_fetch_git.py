@@ -192,6 +192,14 @@ def test_what_arrives_is_shown(line, capsys):
     assert "sources done" in said
 
 
+def test_what_is_on_its_way_is_counted(line, capsys, monkeypatch):
+    monkeypatch.setattr("forge_build.fetch.git.clone._TICK_S", 0.001)
+    monkeypatch.setattr("forge_core.console._PLAIN_INTERVAL_S", 0.0)
+    line.fetch(console=Console())
+    assert "kernel/repo-x, " in (said := capsys.readouterr().err)
+    assert " received" in said
+
+
 def test_lfs_pointers_are_named(tmp_path, line, capsys):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 5\n"
     line.commit = line.source.commit({"kernel/w.bin": pointer, ".gitattributes": "*.bin filter=lfs -text\n"})

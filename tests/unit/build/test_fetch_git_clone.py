@@ -7,6 +7,7 @@ import pytest
 from git_factory import Origin
 
 from forge_build import patch
+from forge_build.__main__ import main
 from forge_build.fetch.git.clone import Clone, NoSuchCommit, Unanswered, commit_of_tag
 from forge_build.fetch.git.mirror import repositories
 from forge_core.errors import EnvironmentFailure, UsageError
@@ -197,6 +198,12 @@ def test_a_mirror_folder_must_hold_a_clone(tmp_path):
     (tmp_path / "empty/objects").mkdir(parents=True)
     with pytest.raises(UsageError, match="no git directory"):
         repositories([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize("verb", ["lock", "build"])
+def test_a_mirror_that_is_none_is_refused_before_anything_else(tmp_path, capsys, verb):
+    assert main([verb, "--profile", "rehearsal", "--mirror", str(tmp_path), "--mirror", str(tmp_path / "none")]) == 2
+    assert f"--mirror {tmp_path}: there is no git directory" in capsys.readouterr().err
 
 
 def test_a_fork_serves_and_a_mirror_without_the_commit_is_passed_over(origin, tmp_path):
