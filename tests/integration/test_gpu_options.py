@@ -18,7 +18,7 @@ from docker.models.containers import Container
 from forge_core.engine import Engine, connect
 from forge_core.errors import EnvironmentFailure
 from forge_core.record import BuildRecord
-from forge_validate import boot, caches, options, serving
+from forge_validate import caches, options, serving
 from forge_validate.gpu import inventory
 from forge_validate.serving import Devices, Serving
 
@@ -137,6 +137,6 @@ def test_no_gpu_driver_is_an_environment_failure(make: Make, plan: Serving, devi
     container = make(with_devices(bare, **devices))
     with pytest.raises(docker.errors.APIError) as refused:
         container.start()
-    error = boot._engine_refused(refused.value, None)
+    error = launch.engine_refused(refused.value, None)
     assert isinstance(error, EnvironmentFailure) and error.exit_code == 3
     assert "gives no GPU" in error.message and "nvidia-container-toolkit" in str(error.hint)

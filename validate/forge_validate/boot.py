@@ -20,10 +20,10 @@ from docker.models.containers import Container
 
 from forge_core.console import Console, Step, duration
 from forge_core.engine import Engine
-from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.errors import EnvironmentFailure, Refused
 from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
-from forge_validate import launch, options
+from forge_validate import caches, launch, options
 from forge_validate.follow import Follower
 from forge_validate.phases import Watch
 from forge_validate.server import Server
@@ -101,42 +101,19 @@ def _create(
     if user.partition(":")[0] in ("", "0", "root"):
         raise Refused(f"the image {image} runs as root", hint="give it a USER in the Dockerfile")
     try:
-        chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=str(found.id))
+        digest = str(found.id)
+        caches.prepare(engine, image, serving, digest)
+        chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=digest)
         return engine.client.containers.create(image, **chosen)
     except docker.errors.APIError as error:
-        raise _engine_refused(error, folder, serving.host_port) from error
+        raise launch.engine_refused(error, folder, serving.host_port) from error
 
 
 def _start(container: Container, port: int | None) -> None:
     try:
         container.start()
     except docker.errors.APIError as error:
-        raise _engine_refused(error, None, port) from error
-
-
-def _engine_refused(error: docker.errors.APIError, folder: Path | None, port: int | None = None) -> ForgeError:
-    text = str(error.explanation or error)
-    if "already in use" in text or "port is already allocated" in text:
-        return EnvironmentFailure(
-            f"another server holds port {port} of this host; nothing was judged",
-            hint="stop it, or leave `host_port` out of the serving: then the engine finds a free one",
-            details=(text,),
-        )
-    if "bind source path does not exist" in text:
-        return EnvironmentFailure(
-            f"the engine does not see {folder}",
-            hint="an engine in a container or a chroot sees only some folders: put the checkout, or --model, into one",
-        )
-    if "executable file not found" in text or "no command specified" in text:
-        return UsageError(f"the server's command is not in the image: {text}", hint="correct `command` in the serving")
-    if "rlimit" in text:
-        return EnvironmentFailure(
-            f"the engine does not start the container: {text}",
-            hint="the engine may not give that much itself: lower `limits.ulimits` in the serving",
-        )
-    if "device driver" in text or "CDI" in text:
-        return EnvironmentFailure(f"the engine gives no GPU: {text}", hint="the engine needs nvidia-container-toolkit")
-    return EnvironmentFailure(f"the engine does not start the container: {text}")
+        raise launch.engine_refused(error, None, port) from error
 
 
 def _demand_model(container: Container, model: ModelRef, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Why a server died at its start: the cause line, and whose fault it is."""
+"""Why there is no server: the engine refused its container, or it died at its start. Cause first, and whose fault it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import docker.errors
 
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
 
@@ -72,6 +74,32 @@ def cause_line(lines: Sequence[str]) -> str | None:
         if found:
             return found
     return next((line.strip() for line in reversed(lines) if "error" in line.lower()), None)
+
+
+def engine_refused(error: docker.errors.APIError, folder: Path | None, port: int | None = None) -> ForgeError:
+    """The error for a container that the engine does not make or start."""
+    text = str(error.explanation or error)
+    if "already in use" in text or "port is already allocated" in text:
+        return EnvironmentFailure(
+            f"another server holds port {port} of this host; nothing was judged",
+            hint="stop it, or leave `host_port` out of the serving: then the engine finds a free one",
+            details=(text,),
+        )
+    if "bind source path does not exist" in text:
+        return EnvironmentFailure(
+            f"the engine does not see {folder}",
+            hint="an engine in a container or a chroot sees only some folders: put the checkout, or --model, into one",
+        )
+    if "executable file not found" in text or "no command specified" in text:
+        return UsageError(f"the server's command is not in the image: {text}", hint="correct `command` in the serving")
+    if "rlimit" in text:
+        return EnvironmentFailure(
+            f"the engine does not start the container: {text}",
+            hint="the engine may not give that much itself: lower `limits.ulimits` in the serving",
+        )
+    if "device driver" in text or "CDI" in text:
+        return EnvironmentFailure(f"the engine gives no GPU: {text}", hint="the engine needs nvidia-container-toolkit")
+    return EnvironmentFailure(f"the engine does not start the container: {text}")
 
 
 def launch_failure(

@@ -62,7 +62,7 @@ def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
         "model": case.model or served,
         "temperature": 0,
         "seed": seed,
-        "max_tokens": case.max_tokens,
+        "max_tokens": question.max_tokens or case.max_tokens,
     }
     if case.endpoint == "completion":
         body["prompt"] = question.prompt

@@ -124,6 +124,8 @@ class Question(Frozen):
     """The prompt's token ids, as the model's own tokenizer gives them."""
     prompt_tokens: Annotated[int, Field(gt=0)] | None = None
     """Length of the whole prompt after the model's own chat template, in tokens."""
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    """This model's budget, where it needs another than the case gives."""
     content: Expected | None = None
     """What the content must be, where there is content."""
     reasoning: Expected | None = None

@@ -43,6 +43,12 @@ class Evidence:
     others: Mapping[str, Exchange] = field(default_factory=dict)
     """The exchanges of all cases, by case."""
 
+    @property
+    def budget(self) -> object:
+        """The token budget that was really sent."""
+        body = self.exchange.request.body
+        return body.get("max_tokens") if isinstance(body, dict) else None
+
     def passed(self, explanation: str, *, value: str | float | None = None, answer: str | None = None) -> CheckResult:
         """A pass."""
         return self._result("passed", explanation, value, answer)

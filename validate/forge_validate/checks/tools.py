@@ -26,7 +26,7 @@ def tool_call(evidence: Evidence) -> CheckResult:
     if not said.tool_calls:
         if said.finish == "length":
             return evidence.failed(
-                f"the token budget of {evidence.case.max_tokens} ran out before there was a call", value=said.finish
+                f"the token budget of {evidence.budget} ran out before there was a call", value=said.finish
             )
         return evidence.failed("no call", value=said.finish, answer=said.content or said.reasoning)
     if len(said.tool_calls) > 1:
