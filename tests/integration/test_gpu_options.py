@@ -18,7 +18,7 @@ from docker.models.containers import Container
 from forge_core.engine import Engine, connect
 from forge_core.errors import EnvironmentFailure
 from forge_core.record import BuildRecord
-from forge_validate import caches, options, serving
+from forge_validate import caches, launch, options, serving
 from forge_validate.gpu import inventory
 from forge_validate.serving import Devices, Serving
 
