@@ -18,7 +18,7 @@ import psutil
 from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
 from forge_build.compile.flashinfer_jit import FlashInferJit
 from forge_build.compile.progress import Progress
-from forge_build.compile.recipe import DEPENDENCIES, OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.recipe import OUTPUT, SOURCE, Order, Plan, Recipe
 from forge_build.compile.wheel import file_name
 from forge_build.manifest import Manifest
 from forge_build.patch import PatchedTree
@@ -108,13 +108,11 @@ def compile_wheel(
 
 def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str) -> str:
     """Sha256 (hex) over all that decides the wheel's bytes; how many compilers run side by side does not."""
-    dependencies = {name: item.tree for name, item in order.tree.dependencies.items()}
     return canonical_sha256(
         {
             "name": order.name,
             "version": order.tree.version,
             "source": [order.tree.name, order.tree.tree, order.tree.series, order.tree.patched_tree],
-            **({"dependencies": dependencies} if dependencies else {}),
             "spec": order.spec.model_dump(mode="json", exclude={"check"}),
             "recipe": [file_sha256(path) for path in (*recipe.sources, plan.script)],
             "arguments": plan.arguments,
@@ -197,7 +195,6 @@ def _make(
         ) as container:
             arguments = json.dumps({**plan.arguments, "jobs": jobs}).encode()
             files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script}
-            files |= {f"{DEPENDENCIES}/{name}": item.path for name, item in order.tree.dependencies.items()}
             copy_in(container, files | {"/forge/plan.json": arguments}, epoch=order.manifest.epoch)
             status = follow(container, log, on_line, show)
             if keep:

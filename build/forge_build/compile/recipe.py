@@ -12,8 +12,6 @@ from forge_build.patch import PatchedTree
 
 SOURCE = "/forge/src"
 """Where the patched tree lies in the builder: it is part of the compiled bytes, so it never changes."""
-DEPENDENCIES = "/forge/dependencies"
-"""Where the trees lie that the source's build takes by name: one folder each, named as in `tree.dependencies`."""
 OUTPUT = "/forge/out"
 """Where the script leaves its results."""
 

@@ -12,8 +12,6 @@ from git_factory import Origin
 from forge_build import lock as locks
 from forge_build import manifest as manifests
 from forge_build import patch, pipeline
-from forge_build.compile import RECIPES, wheel_key
-from forge_build.compile.recipe import Order
 from forge_build.fetch import Inputs, fetch, git
 from forge_build.fetch.git import archive
 from forge_build.fetch.git.mirror import repositories
@@ -329,19 +327,6 @@ def test_a_source_goes_patched_and_with_its_dependencies_into_the_compile(line, 
     (recorded,) = _dependencies(source)
     assert (recorded.name, recorded.commit, recorded.taken) == ("repo-x", line.needed, line.taken)
     assert recorded.tree == line.dependency.tree(line.needed)
-
-    name, spec = next(iter(plan.wheels.items()))
-    recipe = RECIPES[spec.recipe]
-
-    def key(tree):
-        order = Order(name, spec, plan, tree)
-        monkeypatch.delenv("FORGE_ROOT", raising=False)
-        return wheel_key(order, recipe, recipe.plan(order), "builder")
-
-    other = patch.Dependency(made.dependencies["repo-x"].path, line.tree)
-    assert key(made) == key(made)
-    assert key(made) != key(patch.PatchedTree(**(vars(made) | {"dependencies": {"repo-x": other}})))
-    assert key(made) != key(patch.PatchedTree(**(vars(made) | {"dependencies": {}})))
 
 
 def test_trees_that_a_lock_names_are_kept_and_carried(line, tmp_path, monkeypatch, capsys):
