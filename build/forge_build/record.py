@@ -41,6 +41,7 @@ def assemble(
     trees: Sequence[PatchedTree],
     wheels: tuple[RecordedWheel, ...],
     checks: Mapping[str, str],
+    sbom: str,
     tools: Mapping[str, str],
     stages: tuple[RecordedStage, ...],
 ) -> BuildRecord:
@@ -75,6 +76,7 @@ def assemble(
         wheels=wheels,
         inputs=_inputs(locked, inputs),
         image_check=dict(checks),
+        sbom=sbom,
         deviations=(*inputs.deviations, *_dirty_tree()),
         tools=dict(tools),
         stages=stages,

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from forge_core.console import size
 from forge_core.errors import IntegrityError
+from forge_core.files import write_text
 from forge_core.model import Frozen, ImageRef
 
 FILE_NAME = "sizes.json"
@@ -116,6 +117,11 @@ def packages(rootfs: Path) -> dict[str, int]:
         name = owner.get(path) or owner.get(path.removeprefix("usr/")) or ""
         found[name] = found.get(name, 0) + amount
     return found
+
+
+def write(sizes: Sizes, target: Path) -> None:
+    """Write them as JSON, atomically."""
+    write_text(target, sizes.model_dump_json(indent=1) + "\n")
 
 
 def table(sizes: Sizes, most: int = 20) -> Table:
