@@ -19,7 +19,7 @@ from forge_core.record import RecordedObject
 
 __all__ = ["WheelReport", "check", "lines", "raise_for", "summary", "table"]
 
-_NAMED_CUBINS = 5
+_NAMED_CUBINS = 3
 _NAMED_OPS = 12
 
 
@@ -144,6 +144,7 @@ class _Judged:
 
     def _host_code(self) -> Iterator[Finding]:
         own = {o.soname or member.rsplit("/", 1)[-1]: o for member, o in self._read.items() if o.dynamic}
+        torch_symbols: set[str] = set()
         own |= {member.rsplit("/", 1)[-1]: o for member, o in self._read.items() if o.dynamic}
         for member, seen in self._read.items():
             yield from _host_code(member, seen)
@@ -152,8 +153,11 @@ class _Judged:
             yield from symbols.check_needed(member, seen, own, self._spec, self._environment, self._stack)
             yield from symbols.check_search(member, seen)
             yield from symbols.check_glibc(member, seen, self._limits)
-            yield from symbols.check_undefined(member, seen, list(own.values()), self._environment, self._stack)
+            yield from symbols.check_undefined(
+                member, seen, list(own.values()), self._environment, self._stack, torch_symbols
+            )
             yield from stable_abi.check(member, seen, self._named)
+        yield from symbols.fitting_torch(torch_symbols, self._wheel.name)
 
     def _recorded(self, item: Object) -> RecordedObject:
         found = self._device.get(item.member, DeviceCode())

@@ -93,3 +93,17 @@ PROVIDERS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
         (r"libtvm_ffi\.so", "apache-tvm-ffi"),
     )
 )
+
+# Symbols without a version, by the library that has them: where it is absent, its absence is the finding.
+SYMBOLS_OF: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
+    (re.compile(soname), re.compile(symbol))
+    for soname, symbol in (
+        (r"libcudart\.so", r"^(?:cuda[A-Z]|__cuda[A-Z])\w*$"),
+        (r"libcublas\.so", r"^cublas(?!Lt)\w+$"),
+        (r"libcublasLt\.so", r"^cublasLt\w+$"),
+        (r"libnvrtc\.so", r"^nvrtc\w+$"),
+        (r"libnuma\.so", r"^numa_\w+$"),
+        (r"libtorch_cuda\.so", r"^_ZN?K?(?:2at|5torch)(?:4cuda|\d+CUDA)"),
+        (r"libc10_cuda\.so", r"^_ZN?K?3c104cuda"),
+    )
+)

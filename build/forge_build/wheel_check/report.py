@@ -132,9 +132,10 @@ def table(report: WheelReport) -> Table:
 
 
 def lines(report: WheelReport) -> list[str]:
-    """The findings for people: by kind, errors first; the cause, then its places, then the hint."""
+    """The findings for people: by kind, in the order of `HINTS`; the cause, then its places, then the hint."""
     shown = []
-    kinds = dict.fromkeys(f.kind for f in sorted(report.findings, key=lambda f: f.severity != "error"))
+    order = {kind: number for number, kind in enumerate(HINTS)}
+    kinds = sorted({f.kind for f in report.findings}, key=lambda kind: order.get(kind, len(order)))
     for kind in kinds:
         found = [f for f in report.findings if f.kind == kind]
         shown.append(f"{kind} ({found[0].severity}, {len(found)})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from forge_build.manifest import CompileCheck
@@ -19,6 +19,7 @@ from forge_build.wheel_check.families import (
     GLIBC_VERSION,
     PRELOADED,
     PYTHON_SYMBOL,
+    SYMBOLS_OF,
     UNVERSIONED_C_SYMBOL,
 )
 from forge_build.wheel_check.names import demangled
@@ -84,11 +85,17 @@ def check_glibc(where: str, elf: Elf, limits: Sequence[tuple[str, tuple[int, int
 
 
 def check_undefined(
-    where: str, elf: Elf, own: Sequence[Elf], environment: Environment, stack: Stack | None
+    where: str,
+    elf: Elf,
+    own: Sequence[Elf],
+    environment: Environment,
+    stack: Stack | None,
+    torch_symbols: set[str] | None = None,
 ) -> Iterator[Finding]:
     """Every undefined symbol is resolved by the wheel, the base, the driver, what it NEEDs or what is loaded before.
 
-    What a NEEDED library that is not there would have is left out: its absence is the finding.
+    What a NEEDED library that is not there would have is left out: its absence is the finding. `torch_symbols` collects those
+    of torch's that are undefined.
     """
     base = stack.base if stack else C_FAMILY
     left = [i for i in elf.imports if not _builtin(i, elf, base) and not any(o.provides(i) for o in own)]
@@ -103,11 +110,34 @@ def check_undefined(
     absent = {soname for soname in elf.needed if soname not in base and not environment.has(soname)}
     for symbol in left:
         torch = looks_like_torch(symbol.name)
-        if (listed().library(symbol.name) if torch else symbol.library) in absent:
+        if (listed().library(symbol.name) if torch else symbol.library) in absent or _of_absent(symbol.name, absent):
             continue
+        if torch and torch_symbols is not None:
+            torch_symbols.add(symbol.name)
         version = f", version {symbol.version} of {symbol.library}" if symbol.version else ""
         nothing = _lacking(symbol.name, stack) if torch else "nothing in the wheel or its environment provides it"
         yield Finding(kind="undefined-symbol", where=where, message=f"{demangled(symbol.name)}{version}: {nothing}")
+
+
+def fitting_torch(symbols: Collection[str], wheel: str) -> Iterator[Finding]:
+    """Which listed releases of torch export every one of these symbols."""
+    lists = listed()
+    known = [set(lists.having(symbol)) for symbol in symbols if lists.having(symbol)]
+    if not known:
+        return
+    fits = [release for release in lists.releases if all(release in having for having in known)]
+    unknown = len(symbols) - len(known)
+    message = f"torch {', '.join(fits)}" if fits else f"no torch of {', '.join(lists.releases)}"
+    message += f" exports all of the {len(known)} undefined symbols of torch's that the lists know"
+    message += f"; {unknown} more are unknown" if unknown else ""
+    yield Finding(kind="torch-release", where=wheel, message=message, severity="info")
+
+
+def _of_absent(symbol: str, absent: Collection[str]) -> bool:
+    """Whether a symbol without a version is one of a library that is not there."""
+    return any(
+        pattern.match(symbol) and any(library.match(soname) for soname in absent) for library, pattern in SYMBOLS_OF
+    )
 
 
 def _lacking(symbol: str, stack: Stack | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 
 from forge_build.manifest import CompileCheck
@@ -50,7 +51,7 @@ def units(path: Path, seen: Elf | None, code: DeviceCode) -> tuple[Unit, ...]:
     if len(blocks) != cubins:
         raise BrokenObject(f"cuobjdump lists {cubins} cubins and the symbols of {len(blocks)}")
     texts = cubin.ptx_kernels(path) if code.ptx else []
-    made = []
+    made: list[Unit] = []
     next_cubin = next_ptx = 0
     for number, (address, kinds) in enumerate(found, 1):
         kernels: dict[str, frozenset[str]] = {}
@@ -66,13 +67,24 @@ def units(path: Path, seen: Elf | None, code: DeviceCode) -> tuple[Unit, ...]:
         made.append(
             Unit(
                 address=address,
-                name=source or f"unit {number}",
+                name=_unique(source or _by_kernel(kernels, number), {u.name for u in made}),
                 kernels=kernels,
                 ptx=tuple(code.ptx[i][0] for i in ptx),
                 ptx_kernels=frozenset().union(*(texts[i] for i in ptx if i < len(texts))),
             )
         )
     return tuple(made)
+
+
+def _by_kernel(kernels: Mapping[str, frozenset[str]], number: int) -> str:
+    """A name for a unit that tells nothing of its source file: by the first of its kernels."""
+    named = sorted(frozenset().union(*kernels.values()))
+    return f"the unit of {demangled_kernel(named[0]).split('<')[0]}" if named else f"unit {number}"
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    """The name, or the name with the first number that makes it another."""
+    return next(n for n in chain([name], (f"{name} ({i})" for i in count(2))) if n not in taken)
 
 
 def _blocks(path: Path) -> list[tuple[frozenset[str], str]]:
