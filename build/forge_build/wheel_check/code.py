@@ -17,9 +17,9 @@ from pathlib import Path
 
 from forge_build.wheel_check.elf import BrokenObject, Section
 
-# call/jmp rel32; jcc rel32; mov/lea r64, [rip + disp32]
+# jmp rel8; call/jmp rel32; jcc rel32; mov/lea r64, [rip + disp32]
 _REFERENCE = re.compile(
-    rb"[\xe8\xe9]|\x0f[\x80-\x8f]|[\x48\x4c][\x8b\x8d][\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL
+    rb"\xeb|[\xe8\xe9]|\x0f[\x80-\x8f]|[\x48\x4c][\x8b\x8d][\x05\x0d\x15\x1d\x25\x2d\x35\x3d]", re.DOTALL
 )
 _JUMP_TO_SLOT = re.compile(rb"\xff\x25(....)", re.DOTALL)
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -39,14 +39,8 @@ class Code:
 
     @cached_property
     def functions(self) -> list[int]:
-        """Begins of all functions, sorted: the unwinder's search table has them even where symbols were stripped."""
-        section = self.places.get(".eh_frame_hdr")
-        data = self.section(".eh_frame_hdr")
-        # version 1; pointer and count as 4-byte values, a table of pairs relative to the section
-        if section is None or len(data) < 12 or data[0] != 1 or data[2] != 0x03 or data[3] != 0x3B:
-            raise BrokenObject("its unwind table is of a form that is not known")
-        (count,) = struct.unpack_from("<I", data, 8)
-        return [section.address + begin for begin, _ in struct.iter_unpack("<ii", data[12 : 12 + 8 * count])]
+        """Begins of all functions, sorted."""
+        return sorted(self._sizes)
 
     @cached_property
     def exported(self) -> dict[str, int]:
@@ -96,11 +90,9 @@ class Code:
                 if not isinstance(container, int):
                     continue
                 # The registrations are inlined here, or in a function of their own that this one names.
-                for registering in (function, *(t for t in self.references(function) if isinstance(t, int))):
-                    if self._registers(registering):
-                        for kernel in self.references(registering):
-                            if isinstance(kernel, int) and self.begins(kernel):
-                                found.setdefault(kernel, set()).add(container)
+                for registering in {function, *(t for t in self.references(function) if isinstance(t, int))}:
+                    for kernel in self._registered(registering):
+                        found.setdefault(kernel, set()).add(container)
         return found
 
     def reaches(self, begin: int) -> frozenset[int]:
@@ -137,6 +129,23 @@ class Code:
         return {}
 
     @cached_property
+    def _sizes(self) -> dict[int, int]:
+        """Begin of a function -> bytes: the unwinder's tables have them even where symbols were stripped."""
+        place, frames = self.places.get(".eh_frame_hdr"), self.places.get(".eh_frame")
+        data, entries = self.section(".eh_frame_hdr"), self.section(".eh_frame")
+        # version 1; pointer and count as 4-byte values, a table of pairs relative to the section
+        if place is None or frames is None or len(data) < 12 or data[0] != 1 or data[2] != 0x03 or data[3] != 0x3B:
+            raise BrokenObject("its unwind table is of a form that is not known")
+        (count,) = struct.unpack_from("<I", data, 8)
+        found = {}
+        for begin, entry in struct.iter_unpack("<ii", data[12 : 12 + 8 * count]):
+            # length, pointer to the common part, then begin (relative) and size
+            offset = place.address + entry - frames.address
+            (size,) = struct.unpack_from("<I", entries, offset + 12)
+            found[place.address + begin] = size
+        return found
+
+    @cached_property
     def _symbols(self) -> list[tuple[str, int, int]]:
         """(name, section, value) by number."""
         names = self.section(".dynstr")
@@ -157,18 +166,26 @@ class Code:
     def _registers(self, function: int) -> bool:
         return self.begins(function) and _REGISTER in self.references(function)
 
+    def _registered(self, function: int) -> Iterator[int]:
+        """The host functions that a function registers as kernels: the last one named before each call."""
+        last = None
+        for target in self.references(function) if self._registers(function) else ():
+            if isinstance(target, int):
+                last = target if self.begins(target) else last
+            elif target == _REGISTER and last is not None:
+                yield last
+                last = None
+
     def _refer(self, function: int) -> Iterator[int | str]:
         base, text = self._text
-        after = bisect_right(self.functions, function)
         begin = function - base
-        end = self.functions[after] - base if after < len(self.functions) else len(text)
-        if not 0 <= begin < len(text):
+        end = min(begin + self._sizes.get(function, 0), len(text))
+        if begin < 0:
             return
-        for match in _REFERENCE.finditer(text, begin, min(end, len(text))):
+        for match in _REFERENCE.finditer(text, begin, end):
             at = match.end()
-            if at + 4 > len(text):
-                return
-            target = base + at + 4 + int.from_bytes(text[at : at + 4], "little", signed=True)
+            width = 1 if match[0] == b"\xeb" else 4
+            target = base + at + width + int.from_bytes(text[at : at + width], "little", signed=True)
             if match[0][-2:-1] == b"\x8b":
                 # a load: what the loader wrote there
                 if (held := self.slots.get(target)) is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forge_build.wheel_check.code import Code
@@ -58,8 +58,8 @@ def _schemas(path: Path, seen: Elf) -> dict[int, str]:
 def _implementations(code: Code, ops: set[str], schemas: Mapping[int, str]) -> Iterator[tuple[str, int]]:
     """(op, begin of a function that implements it).
 
-    A function of the op's name that the object exports is it; for other ops, the functions named between its text and the next
-    op's where the library is registered.
+    A function of the op's name that the object exports is it; for other ops, the functions named beside its text where
+    the library is registered.
     """
     plain = {op.rsplit("::", 1)[-1].split(".")[0]: op for op in ops}
     left = set(ops)
@@ -71,17 +71,27 @@ def _implementations(code: Code, ops: set[str], schemas: Mapping[int, str]) -> I
         return
     texts = {**_names(code, {plain_name: op for plain_name, op in plain.items()}), **schemas}
     for function in code.functions:
-        current: str | None = None
-        references = code.references(function)
-        if not any(isinstance(r, int) and r in texts for r in references):
-            continue
-        for target in references:
-            if not isinstance(target, int):
-                continue
-            if target in texts:
-                current = texts[target]
-            elif current in left and code.begins(target):
-                yield current, target
+        references = [r for r in code.references(function) if isinstance(r, int)]
+        if any(r in texts for r in references):
+            yield from ((op, begin) for op, begin in _paired(code, references, texts) if op in left)
+
+
+def _paired(code: Code, references: Sequence[int], texts: Mapping[int, str]) -> Iterator[tuple[str, int]]:
+    """(op, function) for the functions that registering code names between its ops' texts.
+
+    A compiler loads the function before the text or after it, and does so alike throughout: which one shows at the first.
+    What is named more than once is a helper.
+    """
+    times = Counter(references)
+    marks = [r for r in references if r in texts or (times[r] == 1 and code.begins(r))]
+    if marks and marks[0] not in texts:
+        marks.reverse()
+    current: str | None = None
+    for mark in marks:
+        if mark in texts:
+            current = texts[mark]
+        elif current is not None:
+            yield current, mark
 
 
 def _names(code: Code, ops: Mapping[str, str]) -> dict[int, str]:

@@ -64,21 +64,23 @@ def units(path: Path, seen: Elf | None, code: DeviceCode) -> tuple[Unit, ...]:
             next_cubin += 1
         ptx = range(next_ptx, next_ptx + kinds.count(fatbin.PTX))
         next_ptx = ptx.stop
+        in_ptx = frozenset().union(*(texts[i] for i in ptx if i < len(texts)))
+        every = in_ptx.union(*kernels.values())
         made.append(
             Unit(
                 address=address,
-                name=_unique(source or _by_kernel(kernels, number), {u.name for u in made}),
+                name=_unique(source or _by_kernel(every, number), {u.name for u in made}),
                 kernels=kernels,
                 ptx=tuple(code.ptx[i][0] for i in ptx),
-                ptx_kernels=frozenset().union(*(texts[i] for i in ptx if i < len(texts))),
+                ptx_kernels=in_ptx,
             )
         )
     return tuple(made)
 
 
-def _by_kernel(kernels: Mapping[str, frozenset[str]], number: int) -> str:
+def _by_kernel(kernels: Collection[str], number: int) -> str:
     """A name for a unit that tells nothing of its source file: by the first of its kernels."""
-    named = sorted(frozenset().union(*kernels.values()))
+    named = sorted(kernels)
     return f"the unit of {demangled_kernel(named[0]).split('<')[0]}" if named else f"unit {number}"
 
 
