@@ -121,7 +121,7 @@ class Progress:
         try:
             event = json.loads(text)
             kind = event.pop("event")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return
         if kind == "state":
             self.running = [(str(name), int(rss)) for name, rss in event["running"]]
