@@ -93,9 +93,10 @@ class Scheduler:
 
     @property
     def cmake_options(self):
-        """Options that make CMake use the launcher for C, C++ and CUDA."""
+        """Options that make CMake (3.21 and later) use the launcher for C, C++ and CUDA, linking too."""
         words = ";".join(self.launcher)
-        return [f"-DCMAKE_{language}_COMPILER_LAUNCHER={words}" for language in ("C", "CXX", "CUDA")]
+        kinds = [(language, tool) for language in ("C", "CXX", "CUDA") for tool in ("COMPILER", "LINKER")]
+        return [f"-DCMAKE_{language}_{tool}_LAUNCHER={words}" for language, tool in kinds]
 
     def launched(self, compiler):
         """A command line of the launcher and a compiler, for build files that name a compiler."""

@@ -463,6 +463,25 @@ def test_a_launcher_without_its_scheduler_says_so(folder: Path) -> None:
     assert "no scheduler answers" in done.stderr
 
 
+def test_cmake_compiles_and_links_through_the_launcher(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(p LANGUAGES C)\nadd_library(m SHARED sub/a.c sub/b.c)\n"
+    )
+    (folder / "sub").mkdir()
+    for name in "ab":
+        (folder / "sub" / f"{name}.c").write_text(f"int {name}(void) {{ return 1; }}\n")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with broker.Scheduler({"slots": 2, "floor": 1 * MB}, {"cc": "12"}) as scheduler:
+        env = os.environ | {"PATH": path} | scheduler.environment
+        command = ["cmake", "-G", "Ninja", "-S", str(folder), "-B", str(folder / "out"), *scheduler.cmake_options]
+        for argv in (command, ["ninja", "-C", str(folder / "out"), f"-j{scheduler.window}"]):
+            subprocess.run(argv, env=env, check=True, timeout=60)
+    captured = capfd.readouterr()
+    done = ended(folder, 0, captured.out + captured.err)
+    units = {(size.name, size.compiler) for size in done.progress.measured}
+    assert units >= {("sub/a.c", "cc 12"), ("sub/b.c", "cc 12"), ("libm.so", "cc 12")}
+
+
 def test_only_marked_processes_are_seen() -> None:
     mark = {processes.VARIABLE: "ours.7"}
     sleep = [sys.executable, "-c", "import time; time.sleep(30)"]
