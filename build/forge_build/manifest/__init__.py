@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from forge_build.manifest.git import GitDependency, GitSource
 from forge_build.manifest.models import (
     AllowedConflict,
     Base,
@@ -14,7 +15,6 @@ from forge_build.manifest.models import (
     CompileCheck,
     DemandedInstruction,
     Environment,
-    GitSource,
     Image,
     Index,
     Manifest,
@@ -97,6 +97,7 @@ __all__ = [
     "CompileCheck",
     "DemandedInstruction",
     "Environment",
+    "GitDependency",
     "GitSource",
     "Image",
     "Index",
