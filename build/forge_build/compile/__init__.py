@@ -18,7 +18,8 @@ import psutil
 from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
 from forge_build.compile.flashinfer_jit import FlashInferJit
 from forge_build.compile.progress import Progress
-from forge_build.compile.recipe import OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.recipe import DEPENDENCIES, OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.sgl_kernel import SglKernel
 from forge_build.compile.wheel import file_name
 from forge_build.manifest import Manifest
 from forge_build.patch import PatchedTree
@@ -28,7 +29,7 @@ from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError, Re
 from forge_core.model import canonical_sha256, file_sha256
 from forge_core.store import Derived, Store
 
-RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit()}
+RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit(), "sgl-kernel": SglKernel()}
 
 _ENVIRONMENT = {
     "HOME": "/forge/home",
@@ -78,20 +79,22 @@ def compile_wheel(
     log: Path,
     console: Console,
     keep: bool = False,
+    subset: str | None = None,
     ensure_builder: Callable[[], object] | None = None,
 ) -> Wheel:
     """Compile and pack one wheel of the manifest, or take the one that equal inputs gave before.
 
-    `builder_image` is a tag that carries the key of its content; `ensure_builder` is called before the image is needed.
-    Raises Refused (1) with the first compiler error when a unit does not compile, UsageError (2) for what no recipe knows,
-    EnvironmentFailure (3) when memory, disk or engine fail, IntegrityError (5) when a stored wheel has changed.
+    With `subset` a recipe that knows it compiles that part alone and says so in the wheel's version. `builder_image` is a tag that
+    carries the key of its content; `ensure_builder` is called before the image is needed. Raises Refused (1) with the first
+    compiler error when a unit does not compile, UsageError (2) for what no recipe knows, EnvironmentFailure (3) when memory, disk
+    or engine fail, IntegrityError (5) when a stored wheel has changed.
     """
-    order, recipe = _order(name, manifest, tree)
+    order, recipe = _order(name, manifest, tree, subset)
     plan = recipe.plan(order)
     key = wheel_key(order, recipe, plan, builder_image)
-    file = file_name(name, tree.version, order.tag)
-    told = f"{', '.join(order.spec.modules)} for {', '.join(order.spec.architectures)}"
-    with console.step("compile", f"{name} {tree.version}: {told}, network off") as step:
+    file = file_name(name, plan.version, plan.tag)
+    told = f"{', '.join(order.spec.modules) or subset or 'all'} for {', '.join(order.spec.architectures)}"
+    with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
             cached = made is not None
@@ -102,23 +105,25 @@ def compile_wheel(
         seconds, amount = float(made.meta["seconds"]), made.path.stat().st_size
         step.result(f"{file}, {size(amount)}" + (f", made before in {duration(seconds)}" if cached else ""))
     return Wheel(
-        name, made.path, file, made.sha256, amount, key, cached, seconds, tree.version, dict(made.meta["tools"])
+        name, made.path, file, made.sha256, amount, key, cached, seconds, plan.version, dict(made.meta["tools"])
     )
 
 
 def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str) -> str:
     """Sha256 (hex) over all that decides the wheel's bytes; how many compilers run side by side does not."""
+    dependencies = {name: item.tree for name, item in order.tree.dependencies.items()}
     return canonical_sha256(
         {
             "name": order.name,
             "version": order.tree.version,
             "source": [order.tree.name, order.tree.tree, order.tree.series, order.tree.patched_tree],
+            **({"dependencies": dependencies} if dependencies else {}),
             "spec": order.spec.model_dump(mode="json", exclude={"check"}),
             "recipe": [file_sha256(path) for path in (*recipe.sources, plan.script)],
             "arguments": plan.arguments,
             "environment": _environment(order, plan),
             "builder": builder_image,
-            "tag": order.tag,
+            "tag": plan.tag,
         }
     )
 
@@ -133,7 +138,7 @@ def share(engine: Engine, peak: int) -> tuple[int, int]:
     return memory, max(1, min(int(info["NCPU"]), memory // peak))
 
 
-def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Recipe]:
+def _order(name: str, manifest: Manifest, tree: PatchedTree, subset: str | None) -> tuple[Order, Recipe]:
     spec = manifest.wheels.get(name)
     if spec is None:
         raise UsageError(f"the manifest {manifest.profile!r} has no wheel {name!r}")
@@ -142,7 +147,7 @@ def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Rec
         raise UsageError(
             f"wheels.{name}.recipe: nothing here compiles {spec.recipe!r}", hint=f"recipes: {', '.join(RECIPES)}"
         )
-    return Order(name, spec, manifest, tree), recipe
+    return Order(name, spec, manifest, tree, subset), recipe
 
 
 def _environment(order: Order, plan: Plan) -> dict[str, str]:
@@ -195,6 +200,7 @@ def _make(
         ) as container:
             arguments = json.dumps({**plan.arguments, "jobs": jobs}).encode()
             files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script}
+            files |= {f"{DEPENDENCIES}/{name}": item.path for name, item in order.tree.dependencies.items()}
             copy_in(container, files | {"/forge/plan.json": arguments}, epoch=order.manifest.epoch)
             status = follow(container, log, on_line, show)
             if keep:
@@ -206,7 +212,7 @@ def _make(
             raise IntegrityError(f"the compile ended well but left no {', '.join(missing)}", log=log)
         tools = json.loads((results / "tools.json").read_text(encoding="utf-8"))
         recipe.pack(order, results, tools, folder / "wheel")
-        meta = {"name": order.name, "version": order.tree.version, "seconds": round(step.elapsed, 1), "tools": tools}
+        meta = {"name": order.name, "version": plan.version, "seconds": round(step.elapsed, 1), "tools": tools}
         return store.derived_put("wheel", key, folder / "wheel", meta, move=True)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forge_build.lock import LockedPatch, LockedSource
@@ -15,6 +16,15 @@ from forge_core.errors import IntegrityError, UsageError
 from forge_core.model import file_sha256
 
 _BEGINNING = ("the source as it came", "2000-01-01")
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A tree that a source's build takes by name."""
+
+    path: Path
+    tree: str
+    """Git tree id of what lies there."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,8 @@ class PatchedTree:
     patched_tree: str
     series: str | None
     patches: tuple[Patch, ...]
+    dependencies: Mapping[str, Dependency] = field(default_factory=dict)
+    """By CMake's name for each, in lower case: what `FETCHCONTENT_SOURCE_DIR_<NAME>` is to point to."""
 
     def locked(self) -> tuple[LockedPatch, ...]:
         """The series as a lock names it."""
@@ -116,6 +128,7 @@ def _way_out(checked: Checked) -> str:
 
 __all__ = [
     "Checked",
+    "Dependency",
     "Outcome",
     "Patch",
     "PatchedTree",
