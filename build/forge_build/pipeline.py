@@ -115,6 +115,7 @@ def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -
             bases=bases,
             trees=tuple(trees.values()),
             wheels=recorded,
+            made=wheels,
             checks=checks,
             tools=record.tools(engine, bases, wheels),
             stages=tuple(clock.stages),

@@ -4,7 +4,7 @@
 
 PLAN is JSON: `source` is the patched tree, `build` a new folder for objects, `version` what the wheel calls itself, `options` are
 CMake's cache variables, `dependencies` maps CMake's name of each repository that the tree would fetch to the folder that stands
-for it, `jobs` says how many compilers run side by side. OUT receives `sgl_kernel.whl` and `tools.json`. Ends with 1 when a unit
+for it, `scheduler` says what memory and cores there are. OUT receives `sgl_kernel.whl` and `tools.json`. Ends with 1 when a unit
 does not compile, with 3 when the source is not what the plan expects.
 """
 
@@ -17,6 +17,8 @@ import sys
 import sysconfig
 from importlib.metadata import version
 from pathlib import Path
+
+from scheduling import Scheduler
 
 LINKED = "cublas cublasLt cudart cufft curand cusolver cusparse nvrtc"
 """Libraries that CMake's modules for CUDA and torch look for by their name without a version."""
@@ -117,11 +119,14 @@ def main(plan_file, out):
     name_version(source, plan["version"])
     os.environ["CUDA_HOME"] = str(home)
     os.environ["PATH"] = os.pathsep.join([str(home / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]])
-    os.environ["CMAKE_BUILD_PARALLEL_LEVEL"] = str(plan["jobs"])
     os.environ["CMAKE_GENERATOR"] = "Ninja"
     versions = tools(home)
-    print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}; {plan['jobs']} jobs", flush=True)
-    settings = {f"cmake.define.{name}": value for name, value in definitions(plan, home).items()}
+    print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}", flush=True)
+    scheduler = Scheduler(plan["scheduler"], versions)
+    os.environ["CMAKE_BUILD_PARALLEL_LEVEL"] = str(scheduler.window)
+    launched = dict(option.removeprefix("-D").split("=", 1) for option in scheduler.cmake_options)
+    defined = definitions(plan, home) | launched
+    settings = {f"cmake.define.{name}": value for name, value in defined.items()}
     folder = Path(out) / "wheel"
     folder.mkdir(parents=True)
     os.chdir(source)
@@ -129,7 +134,9 @@ def main(plan_file, out):
     from scikit_build_core.build import build_wheel
 
     try:
-        built = build_wheel(str(folder), settings | {"build-dir": plan["build"]})
+        with scheduler:
+            os.environ.update(scheduler.environment)
+            built = build_wheel(str(folder), settings | {"build-dir": plan["build"]})
     except subprocess.CalledProcessError as error:
         print(f"forge: {error}", flush=True)
         return 1

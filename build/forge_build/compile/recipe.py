@@ -44,7 +44,7 @@ class Plan:
     script: Path
     """Of `build/inside`; called with PLAN and OUT."""
     arguments: Mapping[str, Any]
-    """PLAN, beside `jobs`."""
+    """PLAN, beside `scheduler`."""
     environment: Mapping[str, str]
     """On top of the image's own; nothing of the caller's gets in."""
     outputs: tuple[str, ...]
@@ -52,7 +52,7 @@ class Plan:
     units: int
     """How many files compile."""
     peak: int
-    """Bytes one compiler needs at most."""
+    """Bytes that the largest unit is known to need; said before it starts when there is less."""
     version: str
     """Of the wheel."""
     tag: str

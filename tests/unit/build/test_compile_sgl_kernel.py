@@ -32,7 +32,9 @@ TOOLS = {"torch": "2.11.0+cu130", "nvcc": "13.0.88"}
 
 
 @pytest.fixture
-def inside() -> ModuleType:
+def inside(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    # the script finds the scheduler beside itself
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("inside_compile_sgl_kernel", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -104,6 +106,13 @@ def test_a_subset_is_labelled_and_still_what_sglang_asks_for(tmp_path: Path) -> 
 def test_what_the_recipe_cannot_do_is_said(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         SglKernel().plan(order(tmp_path, **changes))
+
+
+def test_a_subset_is_a_deviation(tmp_path: Path) -> None:
+    for subset, kinds in ((None, []), ("fp4", ["subset"])):
+        wanted = order(tmp_path, subset=subset)
+        found = stage._deviations(wanted, SglKernel().plan(wanted), "x.whl")
+        assert [deviation.kind for deviation in found] == kinds
 
 
 def test_the_key_follows_subset_dependencies_and_architectures(tmp_path: Path) -> None:
@@ -237,7 +246,7 @@ def test_cmake_is_told_of_every_dependency_and_of_no_network(
 
 def test_without_a_tool_chain_the_script_ends_with_3(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"source": str(tmp_path), "jobs": 1}))
+    plan.write_text(json.dumps({"source": str(tmp_path), "scheduler": {}}))
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(plan), str(tmp_path / "out")], capture_output=True, text=True, check=False
     )
