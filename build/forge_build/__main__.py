@@ -11,6 +11,7 @@ from pathlib import Path
 from forge_build import lock as locks
 from forge_build import manifest as manifests
 from forge_build import patch, pipeline
+from forge_build.fetch.git.mirror import repositories
 from forge_build.lock.diff import diff
 from forge_build.lock.resolve import resolve
 from forge_core.cli import Parser
@@ -25,7 +26,8 @@ def lock(options: argparse.Namespace, console: Console) -> int:
     if options.offline:
         raise UsageError("a lock cannot be resolved offline", hint="leave --offline away")
     previous = locks.read(manifest.profile)
-    new = resolve(manifest, previous, Store.open(), upgrade=options.upgrade, console=console)
+    mirrors = repositories(options.mirror)
+    new = resolve(manifest, previous, Store.open(), upgrade=options.upgrade, console=console, mirrors=mirrors)
     changes = diff(previous, new)
     path = locks.save(new)
     if options.json:
@@ -37,7 +39,10 @@ def lock(options: argparse.Namespace, console: Console) -> int:
 
 def build(options: argparse.Namespace, console: Console) -> int:
     """Run the build side of the line; print where the image is."""
-    record = pipeline.build(options.profile, offline=options.offline, keep=options.keep, console=console)
+    mirrors = repositories(options.mirror)
+    record = pipeline.build(
+        options.profile, offline=options.offline, keep=options.keep, console=console, mirrors=mirrors
+    )
     print(record.model_dump_json(indent=2) if options.json else record.image)
     return 0
 
@@ -63,12 +68,24 @@ def schema(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _mirror(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--mirror",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="take commits from git clones anywhere below it where they have them; may be given several times",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns its exit code."""
     parser = Parser("forge_build", "from a manifest to an image in staging and its record")
     verb = parser.verb("lock", lock, "resolve a manifest to versions and sha256")
     verb.add_argument("--upgrade", action="store_true", help="resolve everything anew")
-    parser.verb("build", build, "build the image from locked inputs, push it to staging, write the record")
+    _mirror(verb)
+    _mirror(parser.verb("build", build, "build the image from locked inputs, push it to staging, write the record"))
     verb = parser.verb("patches", patches, "what each patch of a series does to a source tree")
     verb.add_argument("tree", type=Path, metavar="TREE")
     verb.add_argument("--series", type=Path, required=True, metavar="FOLDER", help="folder with a file `series`")

@@ -6,9 +6,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forge_build import base, compile, image, image_check, lock, manifest, model, patch, record, wheel_check
@@ -41,10 +41,13 @@ class _Clock:
         self.stages.append(RecordedStage(name=name, seconds=round(time.monotonic() - began, 2)))
 
 
-def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -> BuildRecord:
+def build(
+    profile: str | None, *, offline: bool, keep: bool, console: Console, mirrors: Sequence[Path] = ()
+) -> BuildRecord:
     """From a profile's manifest to an image in staging and its record, which is written last.
 
-    Raises the errors of the stages; a failed build leaves no record, so that nothing can validate what it left.
+    `mirrors` are git directories that may have the commits of sources. Raises the errors of the stages; a failed build
+    leaves no record, so that nothing can validate what it left.
     """
     name = manifest.known(profile)
     work = work_folder(name)
@@ -59,7 +62,7 @@ def build(profile: str | None, *, offline: bool, keep: bool, console: Console) -
     try:
         staging = _staging(plan, engine, console)
         with clock.stage("fetch"):
-            inputs = fetch(plan, locked, store, offline=offline, console=console)
+            inputs = fetch(plan, locked, store, offline=offline, console=console, mirrors=mirrors)
         with clock.stage("base"):
             bases = [base.build(use, plan, inputs, log=logs / "base.log", console=console) for use in base.USES]
         builder_base, runtime_base = bases
@@ -159,11 +162,24 @@ def _patch(
     for name, source in plan.sources.items():
         known = locked.sources[name]
         with console.step("patch", name) as step:
-            if known.wheel is None:
-                raise UsageError(f"sources.{name}: sources from git are not built yet")
-            folder = patch.unpack_wheel(inputs.path(known.wheel.sha256), scratch / name)
+            if source.git is not None:
+                version, folder = source.git.version, inputs.tree(name, scratch / name)
+            else:
+                assert known.wheel is not None
+                version, folder = (
+                    known.wheel.version,
+                    patch.unpack_wheel(inputs.path(known.wheel.sha256), scratch / name),
+                )
             series = patch.series_folder(name, source.series)
-            trees[name] = tree = patch.apply(name, known.wheel.version, folder, series, locked=known)
+            tree = patch.apply(name, version, folder, series, locked=known)
+            given = {
+                part: patch.Dependency(
+                    inputs.tree(f"{name}/{part}", scratch / f"{name}.dependencies" / part), item.taken
+                )
+                for part, item in known.dependencies.items()
+                if item.taken is not None
+            }
+            trees[name] = tree = replace(tree, dependencies=given)
             step.result(f"tree {tree.patched_tree[:12]}, {len(tree.patches)} patches")
     return trees
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from forge_build.base import Base
 from forge_build.compile import Wheel
 from forge_build.fetch import Inputs
-from forge_build.lock import Lock, lock_path
+from forge_build.lock import Lock, LockedSource, lock_path
 from forge_build.manifest import Manifest, manifests_folder
 from forge_build.patch import PatchedTree
 from forge_core.cli import project_root
@@ -20,6 +20,7 @@ from forge_core.process import run
 from forge_core.record import (
     BuildRecord,
     RecordedBase,
+    RecordedDependency,
     RecordedInput,
     RecordedSource,
     RecordedStage,
@@ -67,6 +68,8 @@ def assemble(
                 patched_tree=tree.patched_tree,
                 series=tree.series,
                 patches=tuple(p.name for p in tree.patches),
+                commit=locked.sources[tree.name].commit,
+                dependencies=_dependencies(locked.sources[tree.name]),
             )
             for tree in trees
         ),
@@ -76,6 +79,14 @@ def assemble(
         deviations=(*inputs.deviations, *(d for wheel in made for d in wheel.deviations), *_dirty_tree()),
         tools=dict(tools),
         stages=stages,
+    )
+
+
+def _dependencies(source: LockedSource) -> tuple[RecordedDependency, ...]:
+    return tuple(
+        RecordedDependency(name=name, commit=item.commit, tree=item.tree, taken=item.taken)
+        for name, item in source.dependencies.items()
+        if item.commit and item.tree and item.taken
     )
 
 

@@ -32,6 +32,17 @@ class RecordedInput(Frozen):
     sha256: Sha256
 
 
+class RecordedDependency(Frozen):
+    """A tree that a source's build took by name, of a commit of another repository."""
+
+    name: str
+    commit: GitOid
+    tree: GitOid
+    """Git tree id of the whole commit."""
+    taken: GitOid
+    """Git tree id of what of it entered the build."""
+
+
 class RecordedSource(Frozen):
     """A source tree and what our patches made of it."""
 
@@ -41,6 +52,9 @@ class RecordedSource(Frozen):
     patched_tree: GitOid
     series: str | None
     patches: tuple[str, ...]
+    commit: GitOid | None = None
+    """Of the repository, for a source from git."""
+    dependencies: tuple[RecordedDependency, ...] = ()
 
 
 class RecordedObject(Frozen):

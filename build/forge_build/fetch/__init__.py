@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
-from forge_build.fetch import debian, moves
+from forge_build.fetch import debian, git, moves
 from forge_build.fetch.client import host_of
 from forge_build.fetch.download import PARALLEL, Download, download
 from forge_build.fetch.indexes import (
@@ -43,18 +43,32 @@ class Inputs:
     debs: dict[str, tuple[LockedDeb, ...]]
     """By use (`builder`, `runtime`): what is really used, after the distribution moved."""
     deviations: tuple[Deviation, ...]
+    trees: Mapping[str, str] = field(default_factory=dict)
+    """Git tree id of each tree from git, by `SOURCE` or `SOURCE/DEPENDENCY`."""
+
+    def tree(self, name: str, into: Path) -> Path:
+        """Write the tree of a source from git into the new folder `into`; its id is computed from the bytes again.
+
+        Raises IntegrityError (5) when it differs.
+        """
+        return git.unpack(self.trees[name], name, self.store, into)
 
     def path(self, sha256: str) -> Path:
         """Path of an input in the store."""
         return self.store.path(sha256)
 
 
-def fetch(manifest: Manifest, lock: Lock, store: Store, *, offline: bool, console: Console) -> Inputs:
+def fetch(
+    manifest: Manifest, lock: Lock, store: Store, *, offline: bool, console: Console, mirrors: Sequence[Path] = ()
+) -> Inputs:
     """Bring what is missing and verify every byte of what is there.
 
     Raises IntegrityError (5) when a stored or arriving file has other bytes, EnvironmentFailure (3) when something
-    cannot be had or, in production, when a base package has moved on.
+    cannot be had or, in production, when a base package has moved on, UsageError (2) in production for a dependency of a
+    source that the lock could not name. `mirrors` are git directories that may have the commits of sources.
     """
+    unlocked = git.unlocked(manifest, lock)
+    trees = git.sources(lock, store, offline=offline, mirrors=mirrors, console=console)
     with console.step("fetch", "inputs in the store, verified") as step:
         moved = moves.known(lock, store)
         debs = dict.fromkeys(moved.get(deb, deb) for deb in lock.all_debs().values())
@@ -79,7 +93,7 @@ def fetch(manifest: Manifest, lock: Lock, store: Store, *, offline: bool, consol
                 deviations = moves.judge(manifest, moved, step)
             step.result(f"{size(amount)}, {size(amount / max(step.elapsed, 0.1))}/s")
     used = {use: tuple(moved.get(deb, deb) for deb in debs) for use, debs in lock.debs.items()}
-    return Inputs(store, lock.all_wheels(), used, deviations)
+    return Inputs(store, lock.all_wheels(), used, (*unlocked, *deviations), trees)
 
 
 def _some(lines: Iterable[str], most: int = 40) -> tuple[str, ...]:

@@ -48,4 +48,7 @@ def _flat(lock: Lock) -> dict[tuple[str, str], tuple[str, str]]:
         version = source.wheel.version if source.wheel else str(source.commit)
         flat["sources", name] = (version, source.tree)
         flat["sources", f"{name} patched"] = (source.patched_tree[:12], source.patched_tree)
+        for part, item in source.dependencies.items():
+            state = "dropped" if item.dropped else "unlocked" if item.unlocked else str(item.commit)
+            flat["sources", f"{name}/{part}"] = (state, item.taken or item.dropped or str(item.unlocked))
     return flat

@@ -1,109 +1,143 @@
-"""A commit of a git repository: its tree id, and the tree itself where a series is to be applied."""
+"""A source from git: its tree, and a tree for everything that its CMake files would fetch."""
 
 from __future__ import annotations
 
-import re
-import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forge_build import patch
-from forge_build.manifest import GitSource
-from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
-from forge_core.process import Completed, run
-
-# The user's own git settings count here (proxy, credentials, `insteadOf`): whatever way the commit comes, its id names its
-# bytes. Only these are fixed: no prompt, no transport that runs a command, no hint in another language to read.
-_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:ssh:git:http:file", "LC_ALL": "C"}
-_TIMEOUT_S = 1800
-# What a server answers that has no such commit, or gives a commit only when a branch names it.
-_NO_SUCH = re.compile(r"not our ref|unadvertised object|no such remote ref|couldn't find remote ref", re.IGNORECASE)
+from forge_build.fetch import git
+from forge_build.fetch.git.clone import Clone, NoSuchCommit, Unanswered, commit_of_tag
+from forge_build.lock import LockedDependency, LockedSource
+from forge_build.lock.cmake import Declaration, declarations
+from forge_build.manifest import GitDependency, GitSource, Source
+from forge_core.console import Step
+from forge_core.errors import UsageError
+from forge_core.store import Store
 
 
-class Clone:
-    """A scratch bare repository that holds one commit."""
+def lock(
+    name: str, source: Source, previous: LockedSource | None, store: Store, mirrors: Sequence[Path], step: Step
+) -> LockedSource:
+    """Lock a source's commit, tree and patched tree, and its dependencies; its files go into the store.
 
-    def __init__(self, source: GitSource, folder: Path) -> None:
-        self._source = source
-        self._folder = folder
+    `previous` keeps what its tags named, and what cannot be had now. Raises UsageError when manifest and tree disagree
+    about the dependencies, when a path, a commit or a folder does not exist, or when a patch does not apply;
+    EnvironmentFailure when the repository does not answer.
+    """
+    wanted = source.git
+    assert wanted is not None
+    with tempfile.TemporaryDirectory(prefix="source-") as scratch:
+        clone = Clone.fetch(wanted.url, wanted.commit, Path(scratch) / "clone", mirrors=mirrors, step=step, name=name)
+        tree = clone.tree(wanted.subfolder)
+        folder = clone.check_out(tree, Path(scratch) / "tree")
+        git.keep(name, tree, folder, store, step)
+        compare(f"sources.{name}.git.dependencies", _own(wanted), declarations(folder))
+        dependencies = {}
+        for part, item in wanted.dependencies.items():
+            kept = previous.dependencies.get(part) if previous else None
+            inner = {n: d for n, d in wanted.dependencies.items() if d.of == part}
+            dependencies[part] = _dependency(f"{name}/{part}", item, kept, inner, mirrors, step)
+        patched = patch.apply(name, wanted.version, folder, patch.series_folder(name, source.series))
+    return LockedSource(
+        url=wanted.url,
+        commit=wanted.commit,
+        subfolder=wanted.subfolder,
+        tree=tree,
+        series=source.series,
+        patches=patched.locked(),
+        patched_tree=patched.patched_tree,
+        dependencies=dependencies,
+    )
 
-    @classmethod
-    def fetch(cls, source: GitSource, folder: Path) -> Clone:
-        """Bring the commit and its trees into the new folder; files follow when they are checked out.
 
-        Raises UsageError when the repository has no such commit or the commit no such subfolder, EnvironmentFailure
-        when the repository does not answer.
-        """
-        clone = cls(source, folder)
-        run(["git", "init", "--quiet", "--bare", folder], env=_ENVIRONMENT)
-        clone._git("remote", "add", "origin", source.url)
-        clone._git("config", "remote.origin.promisor", "true")
-        clone._git("config", "remote.origin.partialclonefilter", "blob:none")
-        # Highest precedence: what the tree's own .gitattributes says must not change bytes at the checkout.
-        (folder / "info").mkdir(exist_ok=True)
-        (folder / "info/attributes").write_text(
-            "* -text -eol -ident -filter -working-tree-encoding\n", encoding="utf-8"
+def compare(
+    where: str,
+    named: Mapping[str, GitDependency],
+    declared: Mapping[str, Sequence[Declaration]],
+    *,
+    complete: bool = True,
+) -> None:
+    """Hold what a manifest names to what a tree declares; raises UsageError with a line for each disagreement.
+
+    Where conditions choose among several declarations, one of them must be the manifest's. With `complete` everything
+    that the tree declares must be named.
+    """
+    if wrong := list(_disagreements(named, declared, complete)):
+        raise UsageError(
+            f"{where}: manifest and tree disagree about {len(wrong)} dependencies",
+            details=tuple(wrong),
+            hint="the tree is what CMake would follow: write what it says, or take another commit of it",
         )
-        done = clone._fetch(["--depth=1", "--filter=blob:none"], source.commit)
-        if done.returncode and _NO_SUCH.search(done.stderr):
-            # Servers of old give a commit, and later a file, only by the name of a branch or tag: so all of it.
-            clone._git("config", "--remove-section", "remote.origin")
-            clone._git("remote", "add", "origin", source.url)
-            done = clone._fetch([], "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-        if done.returncode:
-            raise EnvironmentFailure(
-                f"{source.url} does not give commit {source.commit[:12]}",
-                details=tuple(done.stderr.strip().splitlines()[-4:]),
-                hint="a mirror goes into git's configuration: git config --global url.<mirror>.insteadOf <address>",
-            )
-        if clone._git("cat-file", "-e", f"{source.commit}^{{commit}}", check=False).returncode:
-            raise UsageError(
-                f"{source.url} has no commit {source.commit}",
-                hint="`commit` wants the full id of a commit, not of a tag",
-            )
-        return clone
 
-    @property
-    def tree(self) -> str:
-        """Git tree id of what is built: the subfolder's where the source names one."""
-        where = f"{self._source.commit}:{self._source.subfolder or ''}"
-        done = self._git("rev-parse", "--verify", "--quiet", f"{where}", check=False)
-        tree = done.stdout.strip()
-        if done.returncode or self._git("cat-file", "-t", tree).stdout.strip() != "tree":
-            raise UsageError(f"commit {self._source.commit[:12]} of {self._source.url} has no folder {where[41:]!r}")
-        return tree
 
-    def check_out(self, into: Path) -> Path:
-        """Write the tree's files into the new folder `into`, as they were committed.
+def _disagreements(
+    named: Mapping[str, GitDependency], declared: Mapping[str, Sequence[Declaration]], complete: bool
+) -> Iterator[str]:
+    for name, item in named.items():
+        found = declared.get(name, ())
+        if not found:
+            yield f"{name}: the manifest names it, no CMake file of the tree declares it"
+        elif not any(_same(item, one) for one in found):
+            ours = item.declared or f"{item.url} {item.tag or item.commit}"
+            yield f"{name}: the manifest says {ours}; {'; '.join(f'{one.where} says {one}' for one in found)}"
+    for name, found in declared.items() if complete else ():
+        if name not in named:
+            yield f"{name}: the manifest does not name it; {'; '.join(f'{one.where} says {one}' for one in found)}"
 
-        Raises UsageError for a tree with submodules, IntegrityError when the files do not give the tree id again.
-        """
-        tree = self.tree
-        listing = self._git("ls-tree", "-r", "-z", tree).stdout.split("\0")
-        if modules := [line.split("\t", 1)[1] for line in listing if line.startswith("160000 ")]:
-            raise UsageError(
-                f"the tree of {self._source.url} holds submodules, whose content its id does not name",
-                details=tuple(modules),
-                hint="name a `subfolder` without them, and each of them as a source of its own",
-            )
-        into.mkdir(parents=True)
-        index = {"GIT_INDEX_FILE": str(self._folder / "index"), "GIT_WORK_TREE": str(into)}
-        done = self._git("-c", "core.bare=false", "read-tree", "-u", "--reset", tree, check=False, env=index, cwd=into)
-        if done.returncode:
-            shutil.rmtree(into, ignore_errors=True)
-            raise EnvironmentFailure(
-                f"{self._source.url} does not give the files of {self._source.commit[:12]}",
-                details=tuple(done.stderr.strip().splitlines()[-4:]),
-            )
-        if (found := patch.tree_of(into)) != tree:
-            raise IntegrityError(f"the files of {self._source.url} give the tree {found}, the commit names {tree}")
-        return into
 
-    def _fetch(self, options: list[str], *refs: str) -> Completed:
-        command = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head"]
-        return self._git(*command, *options, "origin", *refs, check=False)
+def _same(item: GitDependency, found: Declaration) -> bool:
+    if found.repository is None:
+        return found.url is not None and found.url == item.declared
+    return (
+        item.declared is None
+        and _plain(found.repository) == _plain(item.url)
+        and found.tag == (item.tag or item.commit)
+    )
 
-    def _git(
-        self, *argv: str, check: bool = True, env: dict[str, str] | None = None, cwd: Path | None = None
-    ) -> Completed:
-        environment = _ENVIRONMENT | {"GIT_DIR": str(self._folder)} | (env or {})
-        return run(["git", *argv], env=environment, cwd=cwd, check=check, timeout=_TIMEOUT_S)
+
+def _plain(url: str) -> str:
+    return url.rstrip("/").removesuffix(".git").lower()
+
+
+def _own(source: GitSource) -> dict[str, GitDependency]:
+    return {name: item for name, item in source.dependencies.items() if item.of is None}
+
+
+def _dependency(
+    name: str,
+    item: GitDependency,
+    kept: LockedDependency | None,
+    inner: Mapping[str, GitDependency],
+    mirrors: Sequence[Path],
+    step: Step,
+) -> LockedDependency:
+    """One dependency, whatever became of it; `inner` are those that its own CMake files must declare."""
+    if not item.needed:
+        return LockedDependency(url=item.url, commit=item.commit, tag=item.tag, dropped=item.reason)
+    if kept is not None and (kept.url, kept.tag) != (item.url, item.tag):
+        kept = None
+    commit = item.commit or (kept.commit if kept else None)
+    try:
+        commit = commit or commit_of_tag(item.url, item.tag or "")
+        with tempfile.TemporaryDirectory(prefix="dependency-") as scratch:
+            clone = Clone.fetch(item.url, commit, Path(scratch) / "clone", mirrors=mirrors, step=step, name=name)
+            root, taken = clone.root, clone.taken(item.paths)
+            clone.refuse_submodules(taken)
+            if inner:
+                tree = clone.check_out(taken, Path(scratch) / "tree")
+                compare(f"dependencies of {name}", inner, declarations(tree), complete=False)
+    except (Unanswered, NoSuchCommit) as error:
+        if kept is not None and kept.taken is not None and (kept.commit, kept.paths) == (commit, item.paths):
+            step.say(f"{name}: not to be had now; it stays as it was locked")
+            return kept
+        # in words that are the same on every machine: a lock is compared and committed
+        why = "has no such commit or tag" if isinstance(error, NoSuchCommit) else "does not answer"
+        step.say(f"note: {name} is unlocked, and production will refuse it: {error.message}")
+        for line in error.details:
+            step.detail(line)
+        return LockedDependency(
+            url=item.url, commit=commit, tag=item.tag, paths=item.paths, unlocked=f"its repository {why}"
+        )
+    return LockedDependency(url=item.url, commit=commit, tag=item.tag, tree=root, paths=item.paths, taken=taken)

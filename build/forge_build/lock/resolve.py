@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from forge_build import patch
 from forge_build.fetch.indexes import new_client
-from forge_build.lock import Lock, LockedSource, LockedWheel, debian
-from forge_build.lock.git import Clone
+from forge_build.lock import Lock, LockedSource, LockedWheel, debian, git
 from forge_build.lock.index import Resolver, pinned
 from forge_build.manifest import Environment, Manifest, Source
 from forge_core.console import Console, Step
 from forge_core.store import Store
 
 
-def resolve(manifest: Manifest, previous: Lock | None, store: Store, *, upgrade: bool, console: Console) -> Lock:
+def resolve(
+    manifest: Manifest,
+    previous: Lock | None,
+    store: Store,
+    *,
+    upgrade: bool,
+    console: Console,
+    mirrors: Sequence[Path] = (),
+) -> Lock:
     """Resolve every section of the manifest.
 
-    Without `upgrade`, what `previous` locks and the manifest still allows keeps its version. Raises UsageError when
-    names cannot be resolved or a patch does not apply, EnvironmentFailure when an index, mirror or repository does not
-    answer.
+    Without `upgrade`, what `previous` locks and the manifest still allows keeps its version. `mirrors` are git directories
+    that may have the commits of sources. Raises UsageError when names cannot be resolved, a patch does not apply, or a
+    source's CMake files fetch something else than the manifest names; EnvironmentFailure when an index, mirror or
+    repository does not answer.
     """
     kept = None if upgrade else previous
     wheels: dict[str, tuple[LockedWheel, ...]] = {}
@@ -38,8 +47,12 @@ def resolve(manifest: Manifest, previous: Lock | None, store: Store, *, upgrade:
         debs = debian.packages(manifest, kept, console)
         for name, source in manifest.sources.items():
             with console.step("resolve", f"source {name}") as step:
-                sources[name] = _source(name, source, resolver, store, step)
-                step.result(f"tree {sources[name].patched_tree[:12]}, {len(sources[name].patches)} patches")
+                if source.git is not None:
+                    before = kept.sources.get(name) if kept else None
+                    sources[name] = git.lock(name, source, before, store, mirrors, step)
+                else:
+                    sources[name] = _wheel(name, source, resolver, store, step)
+                step.result(_told(sources[name]))
     return Lock(
         schema_version=1,
         profile=manifest.profile,
@@ -50,30 +63,29 @@ def resolve(manifest: Manifest, previous: Lock | None, store: Store, *, upgrade:
     )
 
 
-def _source(name: str, source: Source, resolver: Resolver, store: Store, step: Step) -> LockedSource:
+def _wheel(name: str, source: Source, resolver: Resolver, store: Store, step: Step) -> LockedSource:
+    assert source.wheel is not None
     series = patch.series_folder(name, source.series)
     with tempfile.TemporaryDirectory(prefix="source-") as scratch:
         tree = Path(scratch) / "tree"
-        if source.git is not None:
-            clone = Clone.fetch(source.git, Path(scratch) / "repository")
-            if series is None:
-                # no file of it is needed to know what it is
-                return LockedSource(commit=source.git.commit, tree=clone.tree, patched_tree=clone.tree)
-            patched = patch.apply(name, source.git.version, clone.check_out(tree), series)
-            return _locked(source, patched, None)
-        assert source.wheel is not None
         _, version = pinned(source.wheel, f"sources.{name}.wheel")
         wheel = resolver.pinned(source.wheel, f"sources.{name}.wheel", step)
         patch.unpack_wheel(store.get(wheel.sha256, wheel.file), tree)
-        return _locked(source, patch.apply(name, version, tree, series), wheel)
-
-
-def _locked(source: Source, patched: patch.PatchedTree, wheel: LockedWheel | None) -> LockedSource:
+        patched = patch.apply(name, version, tree, series)
     return LockedSource(
         wheel=wheel,
-        commit=source.git.commit if source.git else None,
         tree=patched.tree,
         series=source.series,
         patches=patched.locked(),
         patched_tree=patched.patched_tree,
     )
+
+
+def _told(source: LockedSource) -> str:
+    states = [
+        "dropped" if item.dropped else "unlocked" if item.unlocked else "locked"
+        for item in source.dependencies.values()
+    ]
+    counts = [f"{states.count(state)} {state}" for state in ("locked", "dropped", "unlocked") if state in states]
+    told = f"tree {source.patched_tree[:12]}, {len(source.patches)} patches"
+    return f"{told}; dependencies: {', '.join(counts)}" if counts else told

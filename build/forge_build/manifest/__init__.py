@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from forge_build.manifest.git import GitDependency, GitSource
 from forge_build.manifest.models import (
     AllowedConflict,
     Base,
     BuiltWheel,
     CompileCheck,
     Environment,
-    GitSource,
     Image,
     Index,
     Manifest,
@@ -95,6 +95,7 @@ __all__ = [
     "BuiltWheel",
     "CompileCheck",
     "Environment",
+    "GitDependency",
     "GitSource",
     "Image",
     "Index",

@@ -11,16 +11,15 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails
 
 from forge_build.manifest.crossed import crossed
+from forge_build.manifest.git import GitSource
 from forge_build.manifest.text import (
     DebName,
     Distribution,
     Name,
     RequirementText,
-    git_address,
     image_reference,
-    version_text,
 )
-from forge_core.model import Architecture, Frozen, GitOid, canonical_sha256
+from forge_core.model import Architecture, Frozen, canonical_sha256
 
 
 class Target(Frozen):
@@ -86,18 +85,6 @@ class Environment(Frozen):
     """Taken as they are, also over what `requires` brings: their own requirements name what this profile replaces."""
     overrides: tuple[RequirementText, ...] = ()
     """Replace what any package demands of these names."""
-
-
-class GitSource(Frozen):
-    """A source tree in a git repository."""
-
-    url: Annotated[str, AfterValidator(git_address)]
-    """Address of the repository; the user's git may send it elsewhere (`url.<base>.insteadOf`), the commit is what counts."""
-    commit: GitOid
-    version: Annotated[str, AfterValidator(version_text)]
-    """What the tree calls itself; the patches' `Applies-To` ranges are held against it."""
-    subfolder: Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)*$")] | None = None
-    """The tree that is built, where it is not the repository's whole."""
 
 
 class Source(Frozen):

@@ -24,7 +24,11 @@ _ENVIRONMENT = {
     # its complaints are read here
     "LC_ALL": "C",
 }
-_SETTINGS = ("core.autocrlf=false", "core.fileMode=true", "core.symlinks=true", "core.ignoreCase=false", "gc.auto=0")
+_SETTINGS = (
+    "core.autocrlf=false", "core.fileMode=true", "core.symlinks=true", "core.ignoreCase=false", "gc.auto=0",
+    # names that Windows or macOS would read as others are names here
+    "core.protectNTFS=false", "core.protectHFS=false",
+)  # fmt: skip
 _FAILED = re.compile(r"^patch failed: (.+):(\d+)$")
 
 

@@ -14,7 +14,7 @@ from forge_core.console import Console, size
 from forge_core.errors import EnvironmentFailure, IntegrityError
 from forge_core.store import Store
 from forge_core.store.gc import collect
-from forge_core.store.names import known_names, lock_files, named
+from forge_core.store.names import known_names, lock_files, named, tree_objects, trees
 from forge_core.store.transfer import export_to, import_from
 from forge_core.store.verify import verify
 
@@ -83,7 +83,8 @@ def _verify(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def _gc(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     store = Store.open()
-    wanted = named(lock_files())
+    locks = lock_files()
+    wanted = named(locks) | tree_objects(store, trees(locks))
     with console.step("gc", f"{store.root}, {len(wanted)} files named by locks") as step:
         done = collect(store, wanted, older_than_days=options.older_than, dry_run=options.dry_run)
         step.result(
@@ -95,7 +96,16 @@ def _gc(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def _export(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     store = Store.open()
-    wanted = named(lock_files(options.profile))
+    locks = lock_files(options.profile)
+    wanted = named(locks)
+    sources = trees(locks)
+    archives = tree_objects(store, sources)
+    if len(archives) < len(sources):
+        raise EnvironmentFailure(
+            f"{len(sources) - len(archives)} of {len(sources)} source trees are not in {store.root}",
+            hint="`nox -s build -- --profile NAME` brings them; --profile limits the export to one lock",
+        )
+    wanted |= archives
     with console.step("export", str(options.folder)) as step:
         done = export_to(store, options.folder.absolute(), wanted, derived=options.derived, step=step)
         step.result(f"{done.objects} objects, {size(done.size)}, {done.new} copied")

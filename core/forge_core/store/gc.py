@@ -15,7 +15,7 @@ from forge_core.store.access import InUse, alone, writing
 from forge_core.store.names import SHA256, Named, moves
 from forge_core.store.verify import is_object, objects
 
-_LOCK_OF_ONE_THING = re.compile(r"(?:[a-z-]+-)?[0-9a-f]{64}\.lock")
+_LOCK_OF_ONE_THING = re.compile(r"(?:[a-z-]+-)?(?:[0-9a-f]{40}|[0-9a-f]{64})\.lock")
 _DAY_S = 86400
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from forge_core.store import Store
 
 MOVED = "moved"
 """Kind of the notes that say which base packages the distribution replaced: `{"moves": [[locked, now], ...]}`."""
+
+TREE = "git-tree"
+"""Kind of the archives of source trees; their keys are git tree ids."""
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -46,12 +49,43 @@ def named(locks: Iterable[Path]) -> dict[str, Named]:
     """What the locks name, by sha256; raises UsageError when one cannot be read: it must not count as naming nothing."""
     found: dict[str, Named] = {}
     for path in locks:
-        try:
-            data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe loader, in C
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UsageError(f"{path} cannot be read: {error}", hint="`nox -s lock` writes it again") from error
-        found |= {item.sha256: item for item in _files(data)}
+        found |= {item.sha256: item for item in _files(_read(path))}
     return found
+
+
+def trees(locks: Iterable[Path]) -> dict[str, str]:
+    """Git tree id -> name of every source tree from git that the locks name; raises UsageError as `named`."""
+    return {tree: name for path in locks for tree, name in _trees(_read(path))}
+
+
+def tree_objects(store: Store, trees: Mapping[str, str]) -> dict[str, Named]:
+    """The archives of source trees that the store has, by sha256."""
+    found: dict[str, Named] = {}
+    for tree, name in trees.items():
+        try:
+            sha256 = str(json.loads(store.entry(TREE, tree).read_text(encoding="utf-8"))["sha256"])
+            size = store.path(sha256).stat().st_size
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found[sha256] = Named(sha256, f"{name} (tree {tree[:12]})", size)
+    return found
+
+
+def _trees(data: Any) -> Iterator[tuple[str, str]]:
+    sources = data.get("sources") if isinstance(data, dict) else None
+    for name, source in sources.items() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and isinstance(source.get("commit"), str):
+            yield str(source["tree"]), str(name)
+            for part, item in source.get("dependencies", {}).items():
+                if isinstance(item.get("taken"), str):
+                    yield item["taken"], f"{name}/{part}"
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe loader, in C
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", hint="`nox -s lock` writes it again") from error
 
 
 def _files(data: Any) -> Iterator[Named]:

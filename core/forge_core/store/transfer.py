@@ -22,7 +22,7 @@ from forge_core.files import atomic_path, write_text
 from forge_core.model import Frozen, Sha256, file_sha256
 from forge_core.store import Store
 from forge_core.store.access import writing
-from forge_core.store.names import MOVED, Named, moves
+from forge_core.store.names import MOVED, TREE, Named, moves
 
 INDEX = "forge-store.json"
 _CHUNK = 1 << 20
@@ -88,10 +88,11 @@ def export_to(store: Store, folder: Path, named: Mapping[str, Named], *, derived
             details=tuple(sorted(item.name for item in missing)[:20]),
             hint="`nox -s build -- --profile NAME` brings them; --profile limits the export to one lock",
         )
-    if derived:
-        for entry in _derived(store):
+    for entry in _derived(store):
+        sha256 = entry.data["sha256"]
+        # an archive of a source tree is an input, made here or not: its entry goes with it
+        if derived or (entry.kind == TREE and sha256 in wanted):
             entries.append(entry)
-            sha256 = entry.data["sha256"]
             amount = store.path(sha256).stat().st_size
             wanted.setdefault(sha256, Named(sha256, f"{entry.kind} {entry.key[:12]}", amount))
     total, done, new = sum(item.size for item in wanted.values()), 0, 0

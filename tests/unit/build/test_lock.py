@@ -492,6 +492,25 @@ def test_a_lock_that_is_none_is_a_usage_error(index: Index, tmp_path: Path, text
         locks.read("trial")
 
 
-def test_a_committed_lock_names_no_address() -> None:
+def test_a_committed_lock_names_no_address_but_those_of_git_repositories() -> None:
     for path in manifests.manifests_folder().glob("*.lock.yaml"):
-        assert "://" not in path.read_text(encoding="utf-8")
+        lock = locks.read(path.name.removesuffix(".lock.yaml"))
+        assert lock is not None
+        for source in lock.sources.values():
+            assert all(item.url.startswith("https://github.com/") for item in source.dependencies.values())
+        without = {
+            name: source.model_copy(update={"url": None, "dependencies": {}}) for name, source in lock.sources.items()
+        }
+        assert "://" not in lock.model_copy(update={"sources": without}).model_dump_json()
+
+
+def test_the_lock_of_sm120_is_production_ready() -> None:
+    lock = locks.load(manifests.load("sm120"))
+    kernel = lock.sources["sgl-kernel"]
+    assert kernel.commit == "6ffc74efd7d23627c0245efb61af7f62cde4a970"
+    assert not [name for name, item in kernel.dependencies.items() if item.unlocked]
+    assert {"repo-cutlass", "repo-flashinfer"} <= {name for name, item in kernel.dependencies.items() if item.taken}
+    versions = {w.name: w.version for w in lock.wheels["runtime"]}
+    assert (versions["torch"], versions["flashinfer-python"], versions["sglang"]) == ("2.11.0", "0.6.5", "0.5.9")
+    assert "sgl-kernel" not in versions
+    assert not [w.file for use in lock.wheels.values() for w in use if "cu12" in w.file]

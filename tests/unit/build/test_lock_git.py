@@ -1,149 +1,280 @@
-"""Against real repositories, over the file transport."""
+"""The lock of a source from git: its tree, what its CMake files would fetch, and where manifest and tree disagree."""
 
-from __future__ import annotations
-
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from git_factory import Origin
+from pydantic import ValidationError
 
 from forge_build import patch
-from forge_build.lock.git import Clone
-from forge_build.manifest import GitSource
+from forge_build.fetch.git.mirror import repositories
+from forge_build.lock import LockedSource, git
+from forge_build.lock.cmake import declarations
+from forge_build.manifest import GitDependency, Source
+from forge_core.console import Console
 from forge_core.errors import EnvironmentFailure, UsageError
+from forge_core.store import Store
+from forge_core.store.names import TREE
+
+QUIET = Console(quiet=True)
 
 
-class Origin:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.git("init", "-q", "-b", "main")
-        self.git("config", "uploadpack.allowFilter", "true")
+def declared(name, url, tag):
+    return f"FetchContent_Declare(\n  {name}\n  GIT_REPOSITORY {url}\n  GIT_TAG        {tag}\n)\n"
 
-    def git(self, *argv: str) -> str:
-        identity = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-        return subprocess.run(
-            ["git", *argv], cwd=self.folder, env=os.environ | identity, check=True, capture_output=True, text=True
-        ).stdout.strip()
 
-    def commit(self, files: dict[str, str]) -> str:
-        for name, text in files.items():
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / name).write_bytes(text.encode())
-        self.git("add", "--all", "--force")
-        self.git("commit", "-qm", "x")
-        return self.git("rev-parse", "HEAD")
+class Line:
+    def __init__(self, tmp_path):
+        self.tmp_path = tmp_path
+        self.dependency = Origin(tmp_path / "dependency")
+        self.needed = self.dependency.commit({"include/h.h": "h\n", "docs/d": "d\n", "CMakeLists.txt": "\n"})
+        self.source = Origin(tmp_path / "source")
+        self.store = Store.open()
 
-    def source(self, commit: str, subfolder: str | None = None) -> GitSource:
-        return GitSource(url=self.folder.as_uri(), commit=commit, version="1.0", subfolder=subfolder)
+    def lock(self, dependencies, cmake, *, previous=None, mirrors=(), console=QUIET, **files):
+        commit = self.source.commit({"k/CMakeLists.txt": cmake, **{f"k/{name}": text for name, text in files.items()}})
+        source = Source(git=self.source.source(commit, "k", dependencies=dependencies))
+        with console.step("resolve") as step:
+            return git.lock("kernel", source, previous, self.store, mirrors, step)
+
+    def given(self, **more):
+        return {"repo-x": {"url": self.dependency.url, "commit": self.needed, **more}}
 
 
 @pytest.fixture
-def origin(tmp_path: Path) -> Origin:
-    return Origin(tmp_path / "origin")
+def line(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORGE_STORE", str(tmp_path / "store"))
+    return Line(tmp_path)
 
 
-def test_the_tree_of_a_commit_that_no_branch_names_any_more(origin: Origin, tmp_path: Path) -> None:
-    first = origin.commit({"a": "1\n", "kernel/b.cu": "x\n"})
-    whole, kernel = origin.git("rev-parse", f"{first}^{{tree}}", f"{first}:kernel").split()
-    origin.git("commit", "-q", "--amend", "-m", "y")
-    assert Clone.fetch(origin.source(first), tmp_path / "one").tree == whole
-    assert Clone.fetch(origin.source(first, "kernel"), tmp_path / "two").tree == kernel
+def test_a_source_is_locked_with_what_its_cmake_files_fetch(line, tmp_path):
+    locked = line.lock(line.given(paths=["include"]), declared("Repo-X", line.dependency.url, line.needed))
+    assert locked.tree == locked.patched_tree == line.source.tree("HEAD", "k")
+    assert (locked.url, locked.subfolder) == (line.source.url, "k")
+    item = locked.dependencies["repo-x"]
+    assert (item.commit, item.tree, item.paths) == (line.needed, line.dependency.tree(line.needed), ("include",))
+    (tmp_path / "alone/include").mkdir(parents=True)
+    (tmp_path / "alone/include/h.h").write_text("h\n")
+    assert item.taken == patch.tree_of(tmp_path / "alone")
+    # the source's files had to come; those of the dependency did not
+    assert line.store.derived_get(TREE, locked.tree) is not None
+    assert line.store.derived_get(TREE, item.taken) is None
 
 
-def test_files_come_only_when_checked_out(origin: Origin, tmp_path: Path) -> None:
-    commit = origin.commit({"kernel/b.cu": "a file of its own\n"})
-    blob = origin.git("rev-parse", f"{commit}:kernel/b.cu")
-    clone = Clone.fetch(origin.source(commit), tmp_path / "clone")
-    listed = ["git", "--git-dir", str(tmp_path / "clone"), "cat-file", "--batch-all-objects", "--batch-check"]
-    assert blob not in subprocess.run(listed, check=True, capture_output=True, text=True).stdout
-    assert (clone.check_out(tmp_path / "tree") / "kernel/b.cu").read_text() == "a file of its own\n"
+def test_the_whole_of_a_dependency_is_taken_where_no_paths_are_named(line):
+    item = line.lock(line.given(), declared("repo-x", line.dependency.url, line.needed)).dependencies["repo-x"]
+    assert item.taken == item.tree == line.dependency.tree(line.needed)
 
 
-def test_files_are_written_as_they_were_committed(
-    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (origin.folder / ".git/info/attributes").write_text("* -text\n")
-    origin.folder.joinpath("run.sh").write_text("#!/bin/sh\n")
-    origin.folder.joinpath("run.sh").chmod(0o755)
-    origin.folder.joinpath("link").symlink_to("run.sh")
-    commit = origin.commit(
-        {".gitattributes": "*.txt text eol=crlf ident\nhidden export-ignore\n", "a.txt": "$Id$\nb\n", "hidden": "h\n"}
+def test_manifest_and_tree_must_agree_and_every_disagreement_is_named(line):
+    url = line.dependency.url
+    cmake = declared("repo-x", url, "a" * 40) + declared("repo-extra", url, "v1")
+    with pytest.raises(
+        UsageError, match=r"sources.kernel.git.dependencies: .* disagree about 3 dependencies"
+    ) as caught:
+        line.lock(line.given() | {"repo-gone": {"url": url, "tag": "v1"}}, cmake)
+    assert caught.value.exit_code == 2
+    assert caught.value.details == (
+        f"repo-x: the manifest says {url} {line.needed}; CMakeLists.txt:1 says {url} {'a' * 40}",
+        "repo-gone: the manifest names it, no CMake file of the tree declares it",
+        f"repo-extra: the manifest does not name it; CMakeLists.txt:6 says {url} v1",
     )
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".gitconfig").write_text('[core]\n autocrlf = true\n[filter "x"]\n smudge = false\n')
-    monkeypatch.setenv("HOME", str(home))
-    clone = Clone.fetch(origin.source(commit), tmp_path / "clone")
-    tree = clone.check_out(tmp_path / "tree")
-    assert (tree / "a.txt").read_bytes() == b"$Id$\nb\n"
-    assert (tree / "hidden").is_file()
-    assert (tree / "link").is_symlink()
-    assert os.access(tree / "run.sh", os.X_OK)
-    assert patch.tree_of(tree) == clone.tree == origin.git("rev-parse", f"{commit}^{{tree}}")
+    with pytest.raises(UsageError, match="disagree about 1 dependencies") as caught:
+        line.lock(line.given(), declared("repo-x", "https://other.invalid/x", line.needed))
+    assert "https://other.invalid/x" in caught.value.details[0]
 
 
-def test_the_users_git_may_send_an_address_to_a_mirror(
-    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = origin.commit({"a": "1\n"})
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".gitconfig").write_text(f'[url "{origin.folder.as_uri()}"]\n insteadOf = https://upstream.invalid/x\n')
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    source = GitSource(url="https://upstream.invalid/x", commit=commit, version="1")
-    assert Clone.fetch(source, tmp_path / "clone").tree == origin.git("rev-parse", f"{commit}^{{tree}}")
+def test_dropped_dependencies_are_held_to_the_tree_too_but_not_fetched(line):
+    reason = "compiled for other GPUs alone"
+    gone = {"url": "https://gone.invalid/y", "tag": "v3", "needed": False, "reason": reason}
+    cmake = declared("repo-x", line.dependency.url, line.needed)
+    wanted = line.given() | {"repo-y": gone}
+    with pytest.raises(UsageError, match="disagree about 1"):
+        line.lock(wanted, cmake + declared("repo-y", "https://gone.invalid/y", "v4"))
+    locked = line.lock(wanted, cmake + declared("repo-y", '"https://gone.invalid/y.git"', "v3"))
+    item = locked.dependencies["repo-y"]
+    assert (item.dropped, item.unlocked, item.taken) == (reason, None, None)
 
 
-def test_a_server_that_names_only_branches(origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = origin.commit({"a": "1\n"})
-    origin.commit({"a": "2\n"})
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".gitconfig").write_text("[protocol]\n version = 0\n")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    clone = Clone.fetch(origin.source(first), tmp_path / "clone")
-    assert clone.tree == origin.git("rev-parse", f"{first}^{{tree}}")
-    assert (clone.check_out(tmp_path / "tree") / "a").read_text() == "1\n"
+def test_what_cannot_be_had_is_unlocked_in_words_that_tell_nothing_of_this_machine(line, capsys):
+    lost = "b" * 40
+    wanted = line.given() | {
+        "repo-lost": {"url": line.dependency.url, "commit": lost, "paths": ["include"]},
+        "repo-mute": {"url": "file:///nowhere/at/all", "tag": "v1"},
+        "repo-untagged": {"url": line.dependency.url, "tag": "v9"},
+    }
+    cmake = "".join(declared(name, item["url"], item.get("commit") or item["tag"]) for name, item in wanted.items())
+    locked = line.lock(wanted, cmake, console=Console())
+    states = {name: item.unlocked for name, item in locked.dependencies.items()}
+    assert states == {
+        "repo-x": None,
+        "repo-lost": "its repository has no such commit or tag",
+        "repo-mute": "its repository does not answer",
+        "repo-untagged": "its repository has no such commit or tag",
+    }
+    assert locked.dependencies["repo-lost"].commit == lost
+    assert "kernel/repo-lost is unlocked, and production will refuse it" in capsys.readouterr().err
+    assert LockedSource.model_validate(yaml.safe_load(yaml.safe_dump(locked.model_dump(mode="json")))) == locked
 
 
-def test_a_commit_that_is_not_there(origin: Origin, tmp_path: Path) -> None:
-    origin.commit({"a": "1\n"})
-    with pytest.raises(UsageError, match="has no commit bbbb"):
-        Clone.fetch(origin.source("b" * 40), tmp_path / "clone")
+def test_what_was_locked_before_stays_when_it_cannot_be_had_now(line):
+    cmake = declared("repo-x", line.dependency.url, line.needed)
+    before = line.lock(line.given(paths=["include"]), cmake)
+    line.dependency.gone()
+    assert line.lock(line.given(paths=["include"]), cmake, previous=before).dependencies == before.dependencies
+    # but not for other paths, nor without a lock
+    assert line.lock(line.given(paths=["docs"]), cmake, previous=before).dependencies["repo-x"].unlocked
+    assert line.lock(line.given(paths=["include"]), cmake).dependencies["repo-x"].unlocked
 
 
-def test_a_tree_is_no_commit(origin: Origin, tmp_path: Path) -> None:
-    commit = origin.commit({"a": "1\n"})
-    with pytest.raises(UsageError, match="has no commit"):
-        Clone.fetch(origin.source(origin.git("rev-parse", f"{commit}^{{tree}}")), tmp_path / "clone")
+def test_a_tag_is_locked_once_and_looked_up_again_for_an_upgrade(line, tmp_path):
+    line.dependency.git("tag", "v1")
+    wanted = {"repo-x": {"url": line.dependency.url, "tag": "v1"}}
+    cmake = declared("repo-x", line.dependency.url, "v1")
+    before = line.lock(wanted, cmake)
+    assert (before.dependencies["repo-x"].tag, before.dependencies["repo-x"].commit) == ("v1", line.needed)
+    # a mirror whose own tag of that name is another commit
+    fork = Origin(tmp_path / "fork")
+    fork.commit({"include/h.h": "of the fork\n"})
+    fork.git("tag", "v1")
+    fork.mirror(tmp_path / "mirrors/a")
+    line.dependency.mirror(tmp_path / "mirrors/b")
+    mirrors = repositories([tmp_path / "mirrors"])
+    assert line.lock(wanted, cmake, mirrors=mirrors).dependencies == before.dependencies
+    moved = line.dependency.commit({"include/h.h": "moved\n"})
+    line.dependency.git("tag", "-f", "v1")
+    assert line.lock(wanted, cmake, previous=before).dependencies == before.dependencies
+    assert line.lock(wanted, cmake).dependencies["repo-x"].commit == moved
+    # beside a commit the tag is only what the tree says
+    assert line.lock(line.given(tag="v1"), cmake).dependencies["repo-x"].commit == line.needed
 
 
-@pytest.mark.parametrize("subfolder", ["nowhere", "a"])
-def test_a_subfolder_that_is_not_there_or_is_a_file(origin: Origin, tmp_path: Path, subfolder: str) -> None:
-    clone = Clone.fetch(origin.source(origin.commit({"a": "1\n"}), subfolder), tmp_path / "clone")
-    with pytest.raises(UsageError, match=f"has no folder '{subfolder}'"):
-        _ = clone.tree
+def test_mirrors_alone_suffice_and_leave_no_trace(line, tmp_path):
+    wanted, cmake = line.given(), declared("repo-x", line.dependency.url, line.needed)
+    direct = line.lock(wanted, cmake)
+    line.source.mirror(tmp_path / "mirrors/secret+one/repo")
+    line.dependency.mirror(tmp_path / "mirrors/secret/two.git")
+    commit = line.source.git("rev-parse", "HEAD")
+    source = Source(git=line.source.source(commit, "k", dependencies=wanted))
+    line.source.gone()
+    line.dependency.gone()
+    with QUIET.step("resolve") as step:
+        with pytest.raises(EnvironmentFailure):
+            git.lock("kernel", source, None, line.store, (), step)
+        again = git.lock("kernel", source, None, line.store, repositories([tmp_path / "mirrors"]), step)
+    assert again == direct
+    assert "secret" not in again.model_dump_json()
 
 
-def test_submodules_are_named(origin: Origin, tmp_path: Path) -> None:
-    commit = origin.commit({"a": "1\n", "sub/b": "2\n"})
-    origin.git("update-index", "--add", "--cacheinfo", f"160000,{commit},third/party")
-    origin.git("commit", "-qm", "module")
-    head = origin.git("rev-parse", "HEAD")
-    with pytest.raises(UsageError, match="submodules") as caught:
-        Clone.fetch(origin.source(head), tmp_path / "clone").check_out(tmp_path / "tree")
-    assert caught.value.details == ("third/party",)
-    tree = Clone.fetch(origin.source(head, "sub"), tmp_path / "other").check_out(tmp_path / "subtree")
-    assert (tree / "b").read_text() == "2\n"
+def test_a_dependency_of_a_dependency_may_stand_for_an_archive(line, tmp_path):
+    json = Origin(tmp_path / "json")
+    stands = json.commit({"include/json.hpp": "j\n"})
+    line.needed = line.dependency.commit(
+        {"CMakeLists.txt": "FetchContent_Declare(json URL https://x.invalid/3.tar.xz)\n"}
+    )
+    cmake = declared("repo-x", line.dependency.url, line.needed)
+    inner = {"url": json.url, "commit": stands, "of": "repo-x"}
+    wanted = line.given() | {"json": inner | {"declared": "https://x.invalid/3.tar.xz"}}
+    assert line.lock(wanted, cmake).dependencies["json"].commit == stands
+    for wrong in (inner, inner | {"declared": "https://x.invalid/4.tar.xz"}):
+        with pytest.raises(UsageError, match="dependencies of kernel/repo-x: ") as caught:
+            line.lock(line.given() | {"json": wrong}, cmake)
+        assert "CMakeLists.txt:1 says https://x.invalid/3.tar.xz" in caught.value.details[0]
 
 
-def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
-    source = GitSource(url=(tmp_path / "nowhere").as_uri(), commit="a" * 40, version="1")
-    with pytest.raises(EnvironmentFailure, match="does not give commit aaaa") as caught:
-        Clone.fetch(source, tmp_path / "clone")
-    assert "insteadOf" in (caught.value.hint or "")
-    assert caught.value.details
+def test_paths_that_are_not_there_and_submodules_in_them_are_mistakes_of_the_manifest(line):
+    line.dependency.git("update-index", "--add", "--cacheinfo", f"160000,{line.needed},third/party")
+    line.dependency.git("commit", "-qm", "module")
+    line.needed = line.dependency.git("rev-parse", "HEAD")
+    cmake = declared("repo-x", line.dependency.url, line.needed)
+    with pytest.raises(UsageError, match="no file or folder") as caught:
+        line.lock(line.given(paths=["include", "nowhere", "docs/e"]), cmake)
+    assert caught.value.details == ("'nowhere'", "'docs/e'")
+    for paths in ([], ["third"]):
+        with pytest.raises(UsageError, match="submodules"):
+            line.lock(line.given(paths=paths), cmake)
+    assert line.lock(line.given(paths=["include"]), cmake).dependencies["repo-x"].taken
+
+
+def test_a_source_with_submodules_is_refused(line):
+    line.source.commit({"k/a": "1\n"})
+    line.source.git("update-index", "--add", "--cacheinfo", f"160000,{line.needed},k/third")
+    with pytest.raises(UsageError, match="submodules"):
+        line.source.folder.joinpath("k/third").mkdir()
+        line.lock({}, "\n")
+
+
+GOOD = {"url": "https://x.invalid/x", "commit": "a" * 40}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"commit": None}, "`commit` or `tag`"),
+        ({"needed": False}, "needs a `reason`"),
+        ({"reason": "because it is so, that is why"}, "needs a `reason`"),
+        ({"paths": ["a", "a/b"]}, "'a/b' lies in 'a'"),
+        ({"paths": ["a", "a"]}, "named twice"),
+        ({"paths": ["a/../b"]}, "leaves the tree"),
+        ({"paths": ["/a"]}, "pattern"),
+        ({"paths": ["a/"]}, "pattern"),
+        ({"tag": "--upload-pack=x y"}, "pattern"),
+        ({"url": "ext::sh -c x"}, "no https"),
+    ],
+)
+def test_mistakes_of_the_manifest(wrong, said):
+    assert GitDependency.model_validate(GOOD | {"paths": ["a.b", "a", "ab/c"]})
+    with pytest.raises(ValidationError, match=said):
+        GitDependency.model_validate(GOOD | wrong)
+
+
+def test_of_names_a_needed_dependency_of_the_source(line):
+    for of in ("none", "y"):
+        with pytest.raises(ValidationError, match="is no needed dependency"):
+            line.source.source("a" * 40, dependencies={"y": GOOD | {"of": of}})
+
+
+CMAKE = """
+# FetchContent_Declare(repo-no GIT_REPOSITORY https://no.invalid/no GIT_TAG v0)
+#[==[ FetchContent_Declare(repo-no2 GIT_REPOSITORY https://no.invalid/no GIT_TAG v0)
+]] ]==]
+set(TAG v2)
+set(LIST a b c)
+message("FetchContent_Declare(repo-no3 GIT_TAG v0)")
+if("${CUDA}" VERSION_GREATER_EQUAL "12.8" AND (ON))
+  fetchcontent_declare(Repo-A GIT_REPOSITORY "https://a.invalid/a" GIT_TAG ${TAG} GIT_SHALLOW OFF) # why
+else()
+  FetchContent_Declare (repo-a
+    GIT_REPOSITORY https://a.invalid/a
+    # GIT_TAG v0
+    GIT_TAG [[v1]])
+endif()
+FetchContent_Declare(repo-b URL https://b.invalid/${UNKNOWN}.tar URL_HASH SHA256=00)
+FetchContent_Populate(repo-a)
+"""
+
+
+def test_what_cmake_files_declare(tmp_path):
+    (tmp_path / "cmake/deeper").mkdir(parents=True)
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE)
+    (tmp_path / "cmake/c.cmake").write_bytes(b"# \xff\n" + declared("repo-c", "https://c.invalid/c", "${TAG}").encode())
+    (tmp_path / "cmake/deeper/d.cmake").write_text(declared("repo-d", "https://d.invalid/d", "v1"))
+    found = declarations(tmp_path)
+    assert set(found) == {"repo-a", "repo-b", "repo-c"}
+    assert [(d.repository, d.tag, d.where) for d in found["repo-a"]] == [
+        ("https://a.invalid/a", "v2", "CMakeLists.txt:9"),
+        ("https://a.invalid/a", "v1", "CMakeLists.txt:11"),
+    ]
+    assert str(found["repo-b"][0]) == "https://b.invalid/${UNKNOWN}.tar"
+    assert (found["repo-c"][0].tag, found["repo-c"][0].where) == ("v2", "cmake/c.cmake:2")
+    assert declarations(Path(tmp_path / "nowhere")) == {}
+
+
+def test_one_of_several_declarations_must_be_the_manifests(tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE)
+    found = {"repo-a": declarations(tmp_path)["repo-a"]}
+    for tag in ("v1", "v2"):
+        git.compare("x", {"repo-a": GitDependency(url="https://a.invalid/a", tag=tag)}, found)
+    with pytest.raises(UsageError):
+        git.compare("x", {"repo-a": GitDependency(url="https://a.invalid/a", tag="v3")}, found)
