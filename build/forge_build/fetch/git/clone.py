@@ -203,14 +203,16 @@ class Clone:
 
     def _from_address(self) -> None:
         self._mirrored = False
-        self._git("remote", "add", "origin", self._url)
-        self._git("config", "remote.origin.promisor", "true")
-        self._git("config", "remote.origin.partialclonefilter", "blob:none")
+        promisor = "\tpromisor = true\n\tpartialclonefilter = blob:none\n"
+        config = self._folder / "config"
+        plain = config.read_text(encoding="utf-8")
+        quoted = self._url.replace("\\", "\\\\").replace('"', '\\"')
+        remote = f'[maintenance]\n\tauto = false\n[remote "origin"]\n\turl = "{quoted}"\n'
+        config.write_text(plain + remote + promisor, encoding="utf-8")
         done = self._fetch(["--depth=1", "--filter=blob:none"], self._commit)
         if done.returncode and _NO_SUCH.search(done.stderr):
             # Servers of old give a commit, and later a file, only by the name of a branch or tag: so all of it.
-            self._git("config", "--remove-section", "remote.origin")
-            self._git("remote", "add", "origin", self._url)
+            config.write_text(plain + remote, encoding="utf-8")
             done = self._fetch([], "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
         if done.returncode:
             raise Unanswered(
