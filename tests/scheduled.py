@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "build" / "inside"))
+sys.path.insert(0, str(ROOT / "build" / "inside"))  # in a container `scheduling` lies beside
 
 from scheduling import Scheduler  # noqa: E402
 

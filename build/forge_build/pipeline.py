@@ -17,6 +17,7 @@ from forge_build.fetch import Inputs, fetch
 from forge_build.image import BuiltFile
 from forge_build.lock import Lock
 from forge_build.manifest import Manifest
+from forge_build.wheel_check.stack import stack
 from forge_core import engine as engines
 from forge_core import registry
 from forge_core.cli import work_folder
@@ -191,6 +192,7 @@ def _check_wheels(
     shutil.rmtree(wheelhouse, ignore_errors=True)
     wheelhouse.mkdir()
     environment = [inputs.path(w.sha256) for w in locked.wheels["runtime"]]
+    beside = stack(locked, lambda wheel: inputs.path(wheel.sha256), base=plan.base.provides, python=plan.target.python)
     built, recorded = [], []
     for wheel in wheels:
         with console.step("wheel check", wheel.file) as step:
@@ -202,6 +204,7 @@ def _check_wheels(
                 epoch=plan.epoch,
                 environment=environment,
                 platform=plan.target.platform,
+                stack=beside,
             )
             if console.verbose:
                 console.print(wheel_check.table(report))

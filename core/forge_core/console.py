@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -102,6 +103,8 @@ class Step:
         self._drawn = False
         self._last = 0.0
         self._began = time.monotonic()
+        # A ticking thread draws between the lines of the step itself.
+        self._lock = threading.RLock()
 
     @property
     def elapsed(self) -> float:
@@ -131,10 +134,11 @@ class Step:
         """Say what came of the step; shown on its end line."""
         self._result = text
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """Print a line inside the step."""
-        self._clear()
-        self.console.say(f"    {text}")
+        with self._lock:
+            self._clear()
+            self.console.say(f"    {text}", style)
 
     def waiting_for_another(self) -> None:
         """Say that another process makes the same thing, which this one will take up."""
@@ -170,6 +174,24 @@ class Step:
         if now - self._last >= (_LIVE_INTERVAL_S if self.console.live else _PLAIN_INTERVAL_S):
             self._last = now
             self._draw(f"    {duration(self.elapsed)} - {note}")
+
+    @contextmanager
+    def ticking(self, draw: Callable[[], None]) -> Iterator[None]:
+        """Call `draw` again and again while the block waits for something that reports nothing itself."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(_LIVE_INTERVAL_S):
+                with self._lock:
+                    draw()
+
+        thread = threading.Thread(target=tick, name="ticking", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _draw(self, line: str) -> None:
         if self.console.quiet:

@@ -14,15 +14,18 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from secrets import token_bytes, token_hex
 from typing import Any
 
 import pytest
+from filelock import FileLock
+from pytest_httpserver import HTTPServer
 
 from forge_core import record, registry
-from forge_core.cli import project_root
+from forge_core.cli import project_root, work_folder
 from forge_core.engine import Engine, connect
 from forge_core.model import ImageRef, ModelRef
 from forge_core.record import BuildRecord
@@ -48,9 +51,18 @@ def line(built: BuildRecord, engine: Engine, tmp_path: Path, monkeypatch: pytest
     root = project_root() / "work" / f"test-validate-{tmp_path.name}"
     try:
         yield Line(root, built, engine, monkeypatch)
+        demand_nothing_left(engine, root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def demand_nothing_left(engine: Engine, root: Path) -> None:
+    """No container, no volume, no lock of a validation."""
     assert engine.client.containers.list(all=True, filters={"label": LABEL}) == []
+    assert engine.client.volumes.list(filters={"label": LABEL}) == []
+    for lock in root.rglob("*.lock"):
+        with FileLock(lock, timeout=0):
+            pass
 
 
 class Line:
@@ -100,6 +112,7 @@ def stand_in_serving(**changes: Any) -> Serving:
     values = {
         "command": ("python3", "/model/standin.py"),
         "flags": {"device": "cpu"},
+        "tells": {},
         "limits": Limits(memory="128m", pids=64, shm="16m"),
         "phases": short,
         "stall": 2.0,
@@ -173,14 +186,40 @@ def test_a_server_that_dies_while_answering_is_no_pass(line: Line, capsys: pytes
     assert not (line.work / "promotion.json").exists()
 
 
-def test_secrets_are_in_no_file_and_no_output(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
-    line.serve("secret")
-    line.run("--no-promote", "-v")
-    assert "sk-leaked" not in "".join(capsys.readouterr())
-    assert (line.work / "logs" / "server.log").stat().st_size > 0
-    for path in line.work.rglob("*"):
-        if path.is_file() and path.parent != line.model:
-            assert "sk-leaked" not in path.read_text(errors="replace"), path
+@pytest.mark.parametrize("mode", ["secret", "dead", "dies"])
+def test_secrets_are_in_no_file_and_no_output(
+    mode: str, line: Line, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in prints its arguments, the key among them, and tells them in /server_info, as SGLang does."""
+    made = token_hex(24)
+    monkeypatch.setattr("secrets.token_hex", lambda size: made if size == 24 else token_bytes(size).hex())
+    line.serve(mode)
+    assert line.run("--no-promote", "-v", "--json") == (0 if mode == "secret" else 1)
+    outputs = capsys.readouterr()
+    log = (line.work / "logs" / "server.log").read_text()
+    assert "'--api-key', '***'" in log
+    written = [p for p in line.work.rglob("*") if p.is_file() and p.parent != line.model]
+    assert len(written) > (10 if mode != "dead" else 1)
+    for text in (*outputs, *(path.read_text(errors="replace") for path in written)):
+        assert "sk-leaked" not in text and made not in text
+
+
+def test_the_key_is_demanded(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+    line.serve("open")
+    assert line.run() == 3
+    assert "answers without the API key" in capsys.readouterr().err
+
+
+def test_a_port_that_another_healthy_server_holds(
+    line: Line, httpserver: HTTPServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would answer every question; it is asked none."""
+    httpserver.expect_request("/health").respond_with_json({})
+    line.serve("good", host_port=httpserver.port)
+    assert line.run() == 3
+    assert f"another server holds port {httpserver.port}" in capsys.readouterr().err
+    assert httpserver.log == []
+    assert not (line.work / "results.json").exists()
 
 
 def test_keep_leaves_the_container(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,9 +270,10 @@ def test_another_model_is_judged_but_not_promoted(
     assert line.run("--model", str(other), "--no-promote") == 0
 
 
-def test_an_interrupt_leaves_nothing(line: Line) -> None:
-    """Ctrl-C while it boots: 130, and no container (the fixture looks)."""
-    line.serve("hangs")
+@pytest.mark.parametrize(("mode", "sign"), [("hangs", "server_args"), ("mute", "asked, and silent")])
+def test_an_interrupt_leaves_nothing(mode: str, sign: str, line: Line) -> None:
+    """Ctrl-C while it boots and while it answers: 130, and nothing left (the fixture looks)."""
+    line.serve(mode)
     script = (
         "import sys; from forge_validate import serving; from forge_validate.__main__ import main;"
         "plan = serving.Serving.model_validate_json(sys.argv.pop()); serving.load = lambda profile: plan;"
@@ -244,20 +284,19 @@ def test_an_interrupt_leaves_nothing(line: Line) -> None:
     child = subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, start_new_session=True)
     try:
         log = line.work / "logs" / "server.log"
-        until = time.monotonic() + 30
-        while not (log.exists() and "server_args" in log.read_text()):
+        until = time.monotonic() + 60
+        while not (log.exists() and sign in log.read_text()):
             assert time.monotonic() < until and child.poll() is None
             time.sleep(0.1)
         os.killpg(child.pid, signal.SIGINT)
-        assert child.wait(20) == 130
+        assert child.wait(30) == 130
     finally:
         child.kill()
         child.communicate()
+    assert not (line.work / "results.json").exists()
 
 
 def test_two_at_once_are_refused(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
-    from filelock import FileLock
-
     line.serve("good")
     with FileLock(line.work / "validate.lock"):
         assert line.run() == 3
@@ -267,48 +306,95 @@ def test_two_at_once_are_refused(line: Line, capsys: pytest.CaptureFixture[str])
 # --- the real server ------------------------------------------------------------------------------------------------
 
 
-def real_model() -> Path:
-    return project_root() / "work" / "rehearsal" / "model"
-
-
 @pytest.fixture
 def elsewhere(built: BuildRecord, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A work folder of its own with the real record in it; returns the real model's folder."""
-    model = real_model()
+    """A work folder of its own with the real record in it, and a copy of the real model; returns the copy."""
     root = project_root() / "work" / f"test-validate-{tmp_path.name}"
     (root / "work" / "rehearsal").mkdir(parents=True)
     root.chmod(0o755)
     record.save(built, root / "work" / "rehearsal" / record.FILE_NAME)
+    shutil.copytree(work_folder("rehearsal") / "model", root / "model")
     monkeypatch.setenv("FORGE_ROOT", str(root))
     try:
-        yield model
+        yield root / "model"
+        demand_nothing_left(engine, root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    assert engine.client.containers.list(all=True, filters={"label": LABEL}) == []
 
 
-def test_a_real_healthy_server_is_promoted(elsewhere: Path, built: BuildRecord) -> None:
-    assert main(["validate", "--profile", "rehearsal", "--model", str(elsewhere)]) == 0
-    assert registry.digest_of(built.image.repository, "release") == built.image.digest
-
-
-def test_a_real_server_on_a_damaged_tensor_is_refused(
-    elsewhere: Path, built: BuildRecord, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged = project_root() / "damaged"
-    shutil.copytree(elsewhere, damaged)
-    damage(damaged / "model.safetensors", "model.norm.weight")
-    before = registry.digest_of(built.image.repository, "release")
-    assert main(["validate", "--profile", "rehearsal", "--model", str(damaged)]) == 1
-    assert "!!!!" in capsys.readouterr().err
-    assert registry.digest_of(built.image.repository, "release") == before
-
-
-def damage(weights: Path, tensor: str) -> None:
-    """Write one NaN into a tensor of a safetensors file (8 bytes of length, a JSON header, the data)."""
-    with weights.open("r+b") as stream:
+def damaged_tensor(model: Path) -> None:
+    """One NaN in a tensor (a safetensors file is 8 bytes of length, a JSON header, the data)."""
+    with (model / "model.safetensors").open("r+b") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
-        entry = json.loads(stream.read(length))[tensor]
+        entry = json.loads(stream.read(length))["model.norm.weight"]
         nan = {"F32": b"\x00\x00\xc0\x7f", "BF16": b"\xc0\x7f", "F16": b"\x00\x7e"}[entry["dtype"]]
         stream.seek(8 + length + entry["data_offsets"][0])
         stream.write(nan)
+
+
+def wrong_tokenizer(model: Path) -> None:
+    """Every word has the id of the next: the counts stay, the words do not."""
+    path = model / "tokenizer.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = whole["model"]["vocab"]
+    words = sorted(
+        word for word in vocabulary if word[0] == "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}" and len(word) > 2
+    )
+    ids = [vocabulary[word] for word in words]
+    vocabulary.update(zip(words, [*ids[1:], ids[0]], strict=True))
+    path.write_text(json.dumps(whole, ensure_ascii=False), encoding="utf-8")
+
+
+def wrong_template(model: Path) -> None:
+    """The form of another family of models."""
+    template = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "shown"),
+    [
+        (damaged_tensor, "numbers", "!!!!"),
+        (wrong_tokenizer, "tokenizer", "tokenize/token-ids"),
+        (wrong_template, "template", "known-answer/prompt-tokens"),
+    ],
+)
+def test_a_real_server_on_a_model_gone_wrong(
+    spoil: Callable[[Path], None],
+    kind: str,
+    shown: str,
+    elsewhere: Path,
+    built: BuildRecord,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(elsewhere)
+    before = registry.digest_of(built.image.repository, "release")
+    assert main(["validate", "--profile", "rehearsal", "--model", str(elsewhere)]) == 1
+    err = capsys.readouterr().err
+    assert f"verdict    failed ({kind})" in err and shown in err
+    assert registry.digest_of(built.image.repository, "release") == before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (lambda model: (model / "model.safetensors").unlink(), "weights"),
+        (lambda model: None, "unrecognized arguments: --no-such-flag"),
+    ],
+    ids=["no weights", "rejected flag"],
+)
+def test_a_real_server_that_does_not_start(
+    spoil: Callable[[Path], None],
+    cause: str,
+    elsewhere: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spoil(elsewhere)
+    plan = serving.load("rehearsal")
+    if "flag" in cause or "arguments" in cause:
+        plan = plan.model_copy(update={"flags": plan.flags | {"no-such-flag": True}})
+    monkeypatch.setattr(serving, "load", lambda profile: plan)
+    assert main(["validate", "--profile", "rehearsal", "--model", str(elsewhere)]) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert cause in error

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge_core.cli import Parser
+from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
-from forge_validate import receipt
+from forge_validate import receipt, recorded
 from forge_validate.pipeline import Wish, known_profile, validate
 
 
@@ -22,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     verb.add_argument("--record", metavar="FILE", type=Path, help="the build record (default work/PROFILE)")
     verb.add_argument("--no-promote", action="store_true", help="judge, but move no tag")
+    verb = parser.verb("judge", _judge, "judge recorded exchanges again; no server, no tag")
+    verb.add_argument("exchanges", metavar="FILE", nargs="+", type=Path, help="exchanges, or folders of them")
+    verb = parser.verb("promote", _promote, "move the tag that a receipt allows, without another look at the server")
+    verb.add_argument("receipt", metavar="RECEIPT", type=Path, help="results.json of a passed validation")
     return parser.main(argv)
 
 
@@ -40,6 +44,20 @@ def _validate(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         sys.stdout.write(receipt.dumps(outcome.receipt))
     return outcome.exit_code
+
+
+def _judge(options: argparse.Namespace, console: Console) -> int:
+    found = recorded.judge(known_profile(options.profile), options.exchanges, console)
+    if options.json:
+        sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+    return recorded.exit_code(found)
+
+
+def _promote(options: argparse.Namespace, console: Console) -> int:
+    moved = recorded.promote(options.receipt, options.profile, work_folder, console)
+    if options.json:
+        sys.stdout.write(moved.model_dump_json(indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

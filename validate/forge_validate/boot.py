@@ -20,10 +20,10 @@ from docker.models.containers import Container
 
 from forge_core.console import Console, Step, duration
 from forge_core.engine import Engine
-from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.errors import EnvironmentFailure, Refused
 from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
-from forge_validate import diagnose, options
+from forge_validate import caches, launch, options
 from forge_validate.follow import Follower
 from forge_validate.phases import Watch
 from forge_validate.server import Server
@@ -57,22 +57,26 @@ def boot(
         )
     name = f"sm120-forge-{serving.profile}-{secrets.token_hex(3)}"
     identity = f"forge-{secrets.token_hex(8)}"
+    # Made for this run and known to nobody else: SGLang prints it in its start-up line and tells it in /server_info.
+    # Hexadecimal, since a leading dash would be another flag.
+    api_key = secrets.token_hex(24) if serving.api_key_flag else None
     follower: Follower | None = None
     try:
         with console.step("boot", name) as step:
-            container = _create(engine, image, name, serving, identity, folder)
+            container = _create(engine, image, name, serving, identity, api_key, folder)
             _demand_model(container, model, folder)
             began = time.monotonic()
-            _start(container)
-            follower = Follower(container, log)
+            _start(container, serving.host_port)
+            follower = Follower(container, log, (api_key,) if api_key else ())
             follower.start()
             watch = Watch(serving.phases, serving.stall, began)
             url = _await_ready(container, serving, follower, watch, step, log)
-            _demand_identity(url, serving, identity)
+            _demand_identity(url, serving, identity, api_key)
             step.result(f"ready at {url}")
         yield Server(
             url=url,
             served=serving.model,
+            api_key=api_key,
             offers=frozenset({"container", "log"}),
             container=name,
             log=log,
@@ -89,40 +93,27 @@ def boot(
                 follower.join(1 if keep else 5)
 
 
-def _create(engine: Engine, image: str, name: str, serving: Serving, identity: str, folder: Path) -> Container:
-    user = str(engine.client.images.get(image).attrs.get("Config", {}).get("User") or "")
+def _create(
+    engine: Engine, image: str, name: str, serving: Serving, identity: str, api_key: str | None, folder: Path
+) -> Container:
+    found = engine.client.images.get(image)
+    user = str(found.attrs.get("Config", {}).get("User") or "")
     if user.partition(":")[0] in ("", "0", "root"):
         raise Refused(f"the image {image} runs as root", hint="give it a USER in the Dockerfile")
     try:
-        return engine.client.containers.create(image, **options.create(serving, name, identity, folder))
+        digest = str(found.id)
+        caches.prepare(engine, image, serving, digest)
+        chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=digest)
+        return engine.client.containers.create(image, **chosen)
     except docker.errors.APIError as error:
-        raise _engine_refused(error, folder) from error
+        raise launch.engine_refused(error, folder, serving.host_port) from error
 
 
-def _start(container: Container) -> None:
+def _start(container: Container, port: int | None) -> None:
     try:
         container.start()
     except docker.errors.APIError as error:
-        raise _engine_refused(error, None) from error
-
-
-def _engine_refused(error: docker.errors.APIError, folder: Path | None) -> ForgeError:
-    text = str(error.explanation or error)
-    if "bind source path does not exist" in text:
-        return EnvironmentFailure(
-            f"the engine does not see {folder}",
-            hint="an engine in a container or a chroot sees only some folders: put the checkout, or --model, into one",
-        )
-    if "executable file not found" in text or "no command specified" in text:
-        return UsageError(f"the server's command is not in the image: {text}", hint="correct `command` in the serving")
-    if "rlimit" in text:
-        return EnvironmentFailure(
-            f"the engine does not start the container: {text}",
-            hint="the engine may not give that much itself: lower `limits.ulimits` in the serving",
-        )
-    if "device driver" in text or "CDI" in text:
-        return EnvironmentFailure(f"the engine gives no GPU: {text}", hint="the engine needs nvidia-container-toolkit")
-    return EnvironmentFailure(f"the engine does not start the container: {text}")
+        raise launch.engine_refused(error, None, port) from error
 
 
 def _demand_model(container: Container, model: ModelRef, folder: Path) -> None:
@@ -152,7 +143,7 @@ def _await_ready(
         state = _state(container)
         if not state.get("Running"):
             follower.join(5)
-            raise diagnose.launch_failure(
+            raise launch.launch_failure(
                 follower.lines(),
                 exit_code=state.get("ExitCode"),
                 oom_killed=bool(state.get("OOMKilled")),
@@ -170,7 +161,7 @@ def _await_ready(
                 f"the server hangs at its start: the phase `{late.name}` is not over after {late.deadline:.0f} s",
                 hint="read the log; if the machine is just slow, raise the phase's deadline in the serving",
                 log=log,
-                details=diagnose.last_lines(follower.lines()),
+                details=launch.last_lines(follower.lines()),
             )
         if (silent := watch.stalled(now)) is not None:
             step.say(f"no line for {duration(silent)} in the phase `{watch.phase}`; the last one: {watch.last_line}")
@@ -203,12 +194,18 @@ def _healthy(url: str, path: str) -> bool:
         return False
 
 
-def _demand_identity(url: str, serving: Serving, identity: str) -> None:
-    """The server that answers on the published port tells the random word we gave ours."""
+def _demand_identity(url: str, serving: Serving, identity: str, api_key: str | None) -> None:
+    """The server that answers on the published port tells the random word we gave ours, and wants our key."""
     if serving.identity_flag is None:
         return
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        body = httpx.get(f"{url}/model_info", timeout=30, trust_env=False).json()
+        if api_key and (open_to_all := httpx.get(f"{url}/v1/models", timeout=30, trust_env=False)).is_success:
+            raise EnvironmentFailure(
+                f"the server at {url} answers without the API key ours was given: HTTP {open_to_all.status_code}",
+                hint=f"another server holds the port, or --{serving.api_key_flag} has no effect; nothing was judged",
+            )
+        body = httpx.get(f"{url}/model_info", timeout=30, trust_env=False, headers=headers).json()
     except (httpx.HTTPError, ValueError) as error:
         raise EnvironmentFailure(f"{url}/model_info gives no description of the server: {error}") from error
     told = body.get(serving.identity_flag.replace("-", "_")) if isinstance(body, dict) else None

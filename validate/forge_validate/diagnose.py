@@ -1,106 +1,110 @@
-"""Why a server died at its start: the cause line, and whose fault it is."""
+"""What kind of wrong it is: from the results of all checks, and from nothing else.
+
+The order is the order of dependence: numbers that are not finite make every answer wrong, a tokenizer every prompt,
+a template every chat; only then does a wrong answer say something about the answer.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
-from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.model import Frozen
+from forge_validate.checks import CheckResult
 
-_LAST_LINES = 15
-_WIDTH = 240
+Kind = Literal[
+    "wrong-server", "numbers", "tokenizer", "template", "garbage", "budget", "parser", "answers", "no-answer"
+]
+
+
+class Diagnosis(Frozen):
+    """The kind of wrong, and what to do about it."""
+
+    kind: Kind
+    check: str
+    """The `case/check` that shows it best."""
+    meaning: str
+    next_step: str
 
 
 @dataclass(frozen=True)
-class _Sign:
-    """A line that tells the cause."""
+class _Rule:
+    kind: Kind
+    shows: Callable[[CheckResult], bool]
+    meaning: str
+    next_step: str
 
-    pattern: re.Pattern[str]
-    error: type[ForgeError]
-    hint: str
+
+def _failed(*checks: str) -> Callable[[CheckResult], bool]:
+    return lambda result: result.outcome == "failed" and result.check.partition("/")[2] in checks
 
 
-# The first sign in this order that stands anywhere in the log wins. Wording drifts: they tell kinds, not letters.
-_SIGNS = (
-    _Sign(
-        re.compile(r"error: (unrecognized arguments|argument \S+: |the following arguments|ambiguous option)"),
-        UsageError,
-        "correct `flags` in the serving",
+def _out_of_budget(result: CheckResult) -> bool:
+    return _failed("known", "tool-call")(result) and result.value == "length"
+
+
+_RULES = (
+    _Rule(
+        "wrong-server",
+        _failed("served-model", "model-info", "flags"),
+        "this is not the server that was asked for",
+        "compare the serving's flags with what the server tells of itself",
     ),
-    _Sign(re.compile(r"(?i)address already in use"), EnvironmentFailure, "another server holds the port"),
-    _Sign(
-        re.compile(
-            r"(?i)(cannot find any (of the )?(model )?weights|no such file or directory: '/model|"
-            r"does not appear to have (a )?files? named|is not a local folder|no safetensors|"
-            r"unrecognized model in /model|can't load (the )?(tokenizer|configuration|model))"
-        ),
-        UsageError,
-        "the model folder is not complete, or not a model this server knows",
+    _Rule(
+        "numbers",
+        _failed("finite"),
+        "the engine's numbers are broken (NaN or infinity)",
+        "suspect kernels or weights: try another backend in the serving, compare the model's sha256",
     ),
-    _Sign(
-        re.compile(r"PermissionError: .*/model"),
-        UsageError,
-        "the image's user must be able to read the model folder: chmod -R a+rX",
+    _Rule(
+        "tokenizer",
+        _failed("token-ids"),
+        "the tokenizer is not the model's",
+        "compare tokenizer.json and tokenizer_config.json with the model's own",
     ),
-    _Sign(
-        re.compile(r"(?i)(no cuda gpus are available|driver version is insufficient|found no nvidia driver)"),
-        EnvironmentFailure,
-        "this machine's driver or GPU is not what the image needs",
+    _Rule(
+        "template",
+        _failed("prompt-tokens"),
+        "the chat template is not the model's",
+        "compare the chat template (and a --chat-template flag) with the model's own",
+    ),
+    _Rule(
+        "garbage",
+        _failed("text"),
+        "the model says garbage, with finite numbers",
+        "suspect kernels, weights or scales: try another backend in the serving, compare the model's sha256",
+    ),
+    _Rule(
+        "budget",
+        _out_of_budget,
+        "the token budget ran out before the answer",
+        "raise the case's `max_tokens`, or find out why the model thinks for so long",
+    ),
+    _Rule(
+        "parser",
+        _failed("thinking", "tool-call", "same"),
+        "the answer is not where it belongs",
+        "compare --reasoning-parser and --tool-call-parser with what the model's template writes",
+    ),
+    _Rule(
+        "answers",
+        lambda result: result.outcome == "failed",
+        "the model speaks, and its answer is wrong",
+        "weights, number formats or scales differ from those of the known answers: compare the exchange",
+    ),
+    _Rule(
+        "no-answer",
+        lambda result: result.outcome == "unmeasured",
+        "the server gave no answer",
+        "read the end of the server's log",
     ),
 )
-_EXCEPTION = re.compile(r"^(?:[\w ]+\] )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b(?:: .*)?)$")
-_KILLED = re.compile(r"(?i)(exit code: -9\b|\bSIGKILL\b|out of memory: killed|signal 9\b)")
 
 
-def cause_line(lines: Sequence[str]) -> str | None:
-    """The line that says why: the last line of the first traceback that was not handled on the way.
-
-    Later tracebacks are consequences (`Received sigquit from a child process`, `Rank 0 scheduler is dead`).
-    """
-    for number, line in enumerate(lines):
-        if not line.rstrip().endswith("Traceback (most recent call last):"):
-            continue
-        found: str | None = None
-        for later, candidate in enumerate(lines[number + 1 :], number + 1):
-            text = candidate.strip()
-            if match := _EXCEPTION.match(text):
-                found = match.group(1)
-                if not _chained(lines[later + 1 : later + 4]):
-                    return found
-        if found:
-            return found
-    return next((line.strip() for line in reversed(lines) if "error" in line.lower()), None)
-
-
-def launch_failure(
-    lines: Sequence[str], *, exit_code: int | None, oom_killed: bool, memory: str, log: Path
-) -> ForgeError:
-    """The error for a server that died before it was ready: cause first, then the last lines of its log."""
-    last = last_lines(lines)
-    killed = next((line.strip() for line in lines if _KILLED.search(line)), None)
-    if oom_killed or (exit_code == 137 and killed is not None):
-        return Refused(
-            f"the server was killed at launch: out of memory, its limit is {memory}",
-            hint="raise `limits.memory` in the serving, or make the server take less",
-            log=log,
-            details=last,
-        )
-    for sign in _SIGNS:
-        if (line := next((line.strip() for line in lines if sign.pattern.search(line)), None)) is not None:
-            # A rejected flag is preceded by a screenful of usage that tells nothing more.
-            rest = () if sign is _SIGNS[0] else last
-            return sign.error(f"the server did not start: {line}", hint=sign.hint, log=log, details=rest)
-    cause = killed or cause_line(lines) or "it said nothing about why"
-    return Refused(f"the server died at launch with exit code {exit_code}: {cause}", log=log, details=last)
-
-
-def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """The end of a log for people: each line cut to a readable width."""
-    return tuple(line if len(line) <= _WIDTH else line[:_WIDTH] + "…" for line in lines[-_LAST_LINES:])
-
-
-def _chained(following: Sequence[str]) -> bool:
-    """Whether the traceback goes on: `During handling of the above exception, ...`."""
-    return any("above exception" in line for line in following)
+def diagnose(failing: Sequence[CheckResult]) -> Diagnosis | None:
+    """Name the kind of wrong that the failing required checks show; none without any."""
+    for rule in _RULES:
+        if (found := next((result for result in failing if rule.shows(result)), None)) is not None:
+            return Diagnosis(kind=rule.kind, check=found.check, meaning=rule.meaning, next_step=rule.next_step)
+    return None

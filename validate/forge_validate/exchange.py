@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,22 +45,27 @@ class Exchange(Frozen):
     """Why no response came: a timeout, a refused connection, a server that died, a case that was not asked."""
 
 
+def masked(exchange: Exchange, secrets: Sequence[str] = ()) -> Exchange:
+    """The exchange with every secret masked: known values, what looks like one, and what a server calls one."""
+    return Exchange.model_validate(_masked(exchange.model_dump(), tuple(secrets)))
+
+
 def save(exchange: Exchange, folder: Path) -> Path:
-    """Write `folder/<name>.json` atomically, secrets masked; returns the path."""
+    """Write `folder/<name>.json` atomically; returns the path."""
     path = folder / f"{exchange.name}.json"
-    write_text(path, json.dumps(_masked(exchange.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(exchange.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
     return path
 
 
-def _masked(value: Any, name: str = "") -> Any:
+def _masked(value: Any, secrets: tuple[str, ...], name: str = "") -> Any:
     """Text by text, so that what a model said stays as it was and the JSON stays whole."""
     if isinstance(value, dict):
-        return {key: _masked(item, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_masked(item) for item in value]
+        return {key: _masked(item, secrets, key) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_masked(item, secrets) for item in value]
     if isinstance(value, str):
         # A server tells its own key in /server_info.
-        return MASK if value and _SECRET.search(name) else redact(value)
+        return MASK if value and _SECRET.search(name) else redact(value, secrets)
     return value
 
 

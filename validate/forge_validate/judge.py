@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from forge_core.errors import UsageError
 from forge_validate.checks import CHECKS, CheckResult, Evidence
 from forge_validate.exchange import Exchange
 from forge_validate.policy import Policy
-from forge_validate.suite import Answers, Suite
+from forge_validate.suite import Answers, Case, Suite
 
 
-def demand_known_checks(suite: Suite) -> None:
-    """Raise UsageError for a check that no code stands behind."""
-    unknown = tuple(f"{case.name}: {name}" for case in suite.cases for name in case.checks if name not in CHECKS)
-    if unknown:
-        raise UsageError(
-            f"suites/{suite.suite}.yaml names unknown checks",
-            details=unknown,
-            hint=f"there are: {', '.join(sorted(CHECKS))}",
-        )
+@dataclass(frozen=True)
+class Bench:
+    """All that judging needs beside the exchanges."""
 
+    suite: Suite
+    answers: Answers
+    policy: Policy
+    served: str
+    """The name the server was told to serve the model under."""
+    flags: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """What the serving wants the server to run with."""
 
-def judge(
-    suite: Suite, exchanges: Iterable[Exchange], answers: Answers, policy: Policy, served: str
-) -> tuple[CheckResult, ...]:
-    """Judge every check of every case; a case without a response is unmeasured, never passed."""
-    demand_known_checks(suite)
-    recorded = {exchange.name: exchange for exchange in exchanges}
-    results = []
-    for case in suite.cases:
+    def __post_init__(self) -> None:
+        """Raise UsageError for a check that no code stands behind."""
+        unknown = tuple(f"{c.name}: {name}" for c in self.suite.cases for name in c.checks if name not in CHECKS)
+        if unknown:
+            raise UsageError(
+                f"suites/{self.suite.suite}.yaml names unknown checks",
+                details=unknown,
+                hint=f"there are: {', '.join(sorted(CHECKS))}",
+            )
+
+    def judge(self, exchanges: Iterable[Exchange]) -> tuple[CheckResult, ...]:
+        """Every check of every case; a case without a response is unmeasured, never passed."""
+        recorded = {exchange.name: exchange for exchange in exchanges}
+        return tuple(result for case in self.suite.cases for result in self.judge_case(case, recorded))
+
+    def judge_case(self, case: Case, recorded: Mapping[str, Exchange]) -> tuple[CheckResult, ...]:
+        """Every check of one case, from the exchanges so far, by case."""
+        exchange = recorded.get(case.name)
+        question = self.answers.questions.get(case.question) if case.question else None
+        results = []
         for name in case.checks:
             label = f"{case.name}/{name}"
-            exchange = recorded.get(case.name)
             if exchange is None or exchange.error is not None:
                 why = "was not asked" if exchange is None else exchange.error
                 results.append(CheckResult(check=label, outcome="unmeasured", explanation=str(why)))
                 continue
-            question = answers.questions.get(case.question) if case.question else None
-            evidence = Evidence(label, case, exchange, question, served, policy, recorded)
+            evidence = Evidence(label, case, exchange, question, self.served, self.policy, self.flags, recorded)
             results.append(CHECKS[name](evidence))
-    return tuple(results)
+        return tuple(results)

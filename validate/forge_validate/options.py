@@ -7,24 +7,33 @@ from typing import Any
 
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
+from forge_validate import caches
+from forge_validate.caches import LABEL as LABEL
 from forge_validate.serving import MODEL_MOUNT, Serving
 
-LABEL = "sm120-forge.validate"
-"""On every container we start; its value is the profile."""
 
+def create(
+    serving: Serving, name: str, identity: str, folder: Path, *, api_key: str | None = None, digest: str = ""
+) -> dict[str, Any]:
+    """Arguments of docker-py's `containers.create`: the image's own user, no capabilities, a read-only root.
 
-def create(serving: Serving, name: str, identity: str, folder: Path) -> dict[str, Any]:
-    """Arguments of docker-py's `containers.create`: the image's own user, no capabilities, a read-only root."""
+    `digest` is the image's and belongs to the names of its caches: UsageError without it for a serving that has some.
+    """
     limits = serving.limits
     chosen: dict[str, Any] = {
-        "command": list(serving.arguments(identity)),
+        "command": list(serving.arguments(identity, api_key)),
         "name": name,
         "labels": {LABEL: serving.profile},
         "environment": serving.environment,
         # A bind mount, not a volume: a folder the engine does not see is an error then, not an empty folder.
-        "mounts": [Mount(MODEL_MOUNT, str(folder), type="bind", read_only=True)],
+        "mounts": [
+            Mount(MODEL_MOUNT, str(folder), type="bind", read_only=True),
+            *caches.mounts(serving, digest),
+        ],
         # Port 0: the engine finds a free one, so nothing collides; loopback, so nobody else can ask.
-        "ports": {f"{serving.port}/tcp": ("127.0.0.1", None)},
+        "ports": {f"{serving.port}/tcp": ("127.0.0.1", serving.host_port)},
+        # Whatever the engine's default: no other container may join its shared memory.
+        "ipc_mode": "private",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "read_only": True,

@@ -18,14 +18,12 @@ from forge_core.cli import work_folder
 from forge_core.console import Console
 from forge_core.engine import connect
 from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError, UsageError
-from forge_validate import data, policy, report, serving, suite, target
+from forge_validate import data, gpu, junit, policy, report, serving, target, trial
 from forge_validate import receipt as receipts
-from forge_validate.boot import boot
-from forge_validate.judge import demand_known_checks, judge
-from forge_validate.probe import probe
 from forge_validate.promote import FILE_NAME as PROMOTION
 from forge_validate.promote import Promotion, promote
 from forge_validate.receipt import Receipt, Subject, Timings
+from forge_validate.recorded import bench
 from forge_validate.verdict import decide
 
 
@@ -67,9 +65,8 @@ def validate(wish: Wish, console: Console) -> Outcome:
     work = work_folder(profile)
     with _alone(work):
         _clear(work)
-        rules, server_plan = policy.load(profile), serving.load(profile)
-        questions, answers = suite.load(rules.suite, server_plan.model)
-        demand_known_checks(questions)
+        judged = bench(profile)
+        rules, server_plan = judged.policy, serving.load(profile)
         with console.step("target", profile) as step:
             subject, folder = target.recorded(
                 wish.record or work / build_record.FILE_NAME,
@@ -79,6 +76,8 @@ def validate(wish: Wish, console: Console) -> Outcome:
                 usual_model=work / "model",
             )
             _demand_offline(wish, subject)
+            gpus = gpu.chosen(server_plan.devices, gpu.inventory())
+            gpu.demand_fit(subject.architectures, gpus)
             engine = connect(builds=False)
             step.result(str(subject.image))
         with console.step("pull", subject.image.registry) as step:
@@ -86,28 +85,14 @@ def validate(wish: Wish, console: Console) -> Outcome:
             target.pull(engine, subject)
             pulled = time.monotonic() - began
             step.result(subject.image.digest)
-        began = time.monotonic()
-        with boot(
+        tried = trial.run(
             engine,
-            str(subject.image),
-            server_plan,
-            subject.model,
-            folder,
-            log=work / "logs" / "server.log",
-            console=console,
+            trial.Subject(str(subject.image), server_plan, subject.model, folder, gpus),
+            judged,
+            work,
+            console,
             keep=wish.keep,
-        ) as server:
-            booted = time.monotonic() - began
-            with console.step("probe", f"{len(questions.cases)} cases") as step:
-                exchanges = probe(
-                    server,
-                    questions,
-                    answers,
-                    work / "exchanges",
-                    lambda done, case: step.say(f"{done + 1} of {len(questions.cases)}: {case.name}"),
-                )
-                probed = step.elapsed
-        results = judge(questions, exchanges, answers, rules, server.served)
+        )
         done = Receipt(
             profile=profile,
             kind=subject.kind,
@@ -120,43 +105,44 @@ def validate(wish: Wish, console: Console) -> Outcome:
                 model=subject.model.name,
                 model_revision=subject.model.revision,
                 serving=server_plan.content_sha256(),
-                suite=questions.content_sha256(),
-                answers=answers.content_sha256(),
+                suite=judged.suite.content_sha256(),
+                answers=judged.answers.content_sha256(),
                 policy=rules.content_sha256(),
             ),
             arguments=server_plan.arguments(),
             engine=engine.version,
+            gpus=tuple(f"{one.name}, compute capability {one.capability}, {one.uuid}" for one in gpus),
+            resolved=tried.resolved,
             deviations=subject.deviations,
-            results=results,
-            verdict=decide(results, rules),
-            timings=Timings(
-                pull=round(pulled, 3), boot=round(booted, 3), probe=round(probed, 3), phases=dict(server.phases)
-            ),
+            results=tried.results,
+            verdict=decide(tried.results, rules),
+            timings=Timings(pull=round(pulled, 3), boot=tried.boot, probe=tried.probe, phases=tried.phases),
         )
         receipts.save(done, work / receipts.FILE_NAME)
+        junit.save(done, work / junit.FILE_NAME)
         return _release(wish, done, rules, work, console)
 
 
 def _release(wish: Wish, done: Receipt, rules: policy.Policy, work: Path, console: Console) -> Outcome:
     """Promote what may be promoted; show the summary whatever comes of it."""
     if done.verdict.outcome != "passed":
-        report.show(console, done, None, None)
+        report.show(console, done, rules, None, None)
         return Outcome(done, None, ExitCode.REFUSED)
     if wish.no_promote:
-        report.show(console, done, None, "--no-promote")
+        report.show(console, done, rules, None, "--no-promote")
         return Outcome(done, None, ExitCode.PASSED)
     try:
         moved = promote(done, rules, log=work / "logs" / "promote.log", record=work / PROMOTION)
     except ForgeError as error:
-        report.show(console, done, None, error.message)
+        report.show(console, done, rules, None, error.message)
         raise
-    report.show(console, done, moved, None)
+    report.show(console, done, rules, moved, None)
     return Outcome(done, moved, ExitCode.PASSED)
 
 
 def _clear(work: Path) -> None:
     """What an earlier run left is no result of this one."""
-    for name in (receipts.FILE_NAME, PROMOTION):
+    for name in (receipts.FILE_NAME, junit.FILE_NAME, PROMOTION):
         (work / name).unlink(missing_ok=True)
 
 

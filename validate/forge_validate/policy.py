@@ -39,6 +39,14 @@ class Text(Frozen):
     """Largest number of writing systems in one text."""
 
 
+class Optional(Frozen):
+    """Checks whose outcome the verdict does not ask for."""
+
+    check: str
+    """Shell pattern over `case/check`."""
+    reason: Annotated[str, StringConstraints(min_length=15)]
+
+
 class Waived(Frozen):
     """A deviation that promotion accepts."""
 
@@ -63,15 +71,15 @@ class Policy(Frozen):
     schema_version: Literal[1] = Field(alias="schema")
     profile: str
     suite: str
-    optional: tuple[str, ...] = ()
-    """Shell patterns over `case/check`; all other checks are required."""
+    optional: tuple[Optional, ...] = ()
+    """All other checks are required."""
     text: Text
     accepts: tuple[Waived, ...] = ()
     promotion: Promotion
 
     def requires(self, check: str) -> bool:
         """Whether a verdict fails without a pass of this `case/check`."""
-        return not any(fnmatchcase(check, pattern) for pattern in self.optional)
+        return not any(fnmatchcase(check, some.check) for some in self.optional)
 
 
 def load(profile: str) -> Policy:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
-from forge_core.redact import redact
 from forge_validate import exchange
 from forge_validate.exchange import Exchange, Request
 from forge_validate.server import Server
@@ -23,36 +22,32 @@ from forge_validate.suite import Answers, Case, Suite
 _PATHS = {
     "models": "/v1/models",
     "model-info": "/model_info",
+    "server-info": "/server_info",
+    "tokenize": "/v1/tokenize",
     "completion": "/v1/completions",
     "chat": "/v1/chat/completions",
 }
+_OPENAI = (_PATHS["completion"], _PATHS["chat"])
 
 
-def probe(
-    server: Server,
-    suite: Suite,
-    answers: Answers,
-    folder: Path,
-    on_case: Callable[[int, Case], None] = lambda done, case: None,
-) -> tuple[Exchange, ...]:
-    """Ask every case in order, one at a time; writes `folder/<case>.json` and returns the exchanges.
+def probe(server: Server, suite: Suite, answers: Answers, folder: Path) -> Iterator[tuple[Case, Exchange]]:
+    """Ask every case in order, one at a time; writes `folder/<case>.json` and gives each exchange as it came.
 
     A time-out, a broken connection or a dead server is an exchange with an `error`, not an exception.
     """
-    taken = []
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         old.unlink()
-    for number, case in enumerate(suite.cases):
-        on_case(number, case)
+    secrets = (server.api_key,) if server.api_key else ()
+    for case in suite.cases:
         request = compose(case, answers, server.served, suite.seed)
         why = server.died()
         found = _lost(case, request, 0.0, f"not asked: {why}") if why else ask(server, case, request)
         if found.error is not None and why is None and (why := server.died()) is not None:
             found = found.model_copy(update={"error": f"{found.error}; {why}"})
+        found = exchange.masked(found, secrets)
         exchange.save(found, folder)
-        taken.append(found)
-    return tuple(taken)
+        yield case, found
 
 
 def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
@@ -61,11 +56,13 @@ def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
     if case.question is None:
         return Request(method="GET", path=path)
     question = answers.questions[case.question]
+    if case.endpoint == "tokenize":
+        return Request(method="POST", path=path, body={"model": case.model or served, "prompt": question.prompt})
     body: dict[str, Any] = {
         "model": case.model or served,
         "temperature": 0,
         "seed": seed,
-        "max_tokens": case.max_tokens,
+        "max_tokens": question.max_tokens or case.max_tokens,
     }
     if case.endpoint == "completion":
         body["prompt"] = question.prompt
@@ -73,6 +70,10 @@ def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
             body["logprobs"] = case.logprobs
     else:
         body["messages"] = list(question.messages)
+        if question.tools:
+            body["tools"] = list(question.tools)
+        if question.tool_choice is not None:
+            body["tool_choice"] = question.tool_choice
         if case.logprobs:
             body |= {"logprobs": True, "top_logprobs": case.logprobs}
         if case.thinking is not None:
@@ -86,10 +87,8 @@ def ask(server: Server, case: Case, request: Request) -> Exchange:
     """Send one request and record what came back."""
     began = time.monotonic()
     try:
-        if request.method == "GET":
-            status, headers, text = _get(server, request, case.timeout)
-        else:
-            status, headers, text = _post(server, request, case.timeout)
+        talk = _through_openai if request.path in _OPENAI else _plain
+        status, headers, text = talk(server, request, case.timeout)
     except _OutOfTime:
         return _lost(case, request, time.monotonic() - began, f"no complete response within {case.timeout:.0f} s")
     except (httpx.HTTPError, openai.APIConnectionError) as error:
@@ -101,7 +100,7 @@ def ask(server: Server, case: Case, request: Request) -> Exchange:
         name=case.name,
         request=request,
         status=status,
-        headers={name: redact(value) for name, value in headers.items()},
+        headers=headers,
         seconds=round(time.monotonic() - began, 3),
         response=body,
         text=rest,
@@ -112,18 +111,18 @@ class _OutOfTime(Exception):
     """The whole exchange took longer than the case allows."""
 
 
-def _get(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
+def _plain(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     # trust_env: a proxy of the environment must not stand between us and our own loopback.
     with httpx.Client(timeout=timeout, trust_env=False, headers=headers) as client:
         try:
-            response = client.get(server.url + request.path)
+            response = client.request(request.method, server.url + request.path, json=request.body)
         except httpx.TimeoutException as error:
             raise _OutOfTime from error
     return response.status_code, dict(response.headers), response.text
 
 
-def _post(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
+def _through_openai(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
     """Through the openai client; its own retries are off, because a second answer would hide a first failure."""
     deadline = time.monotonic() + timeout
     with openai.OpenAI(
@@ -135,7 +134,7 @@ def _post(server: Server, request: Request, timeout: float) -> tuple[int, dict[s
     ) as client:
         api: Any = client.completions if request.path == "/v1/completions" else client.chat.completions
         known = {"model", "temperature", "seed", "max_tokens", "prompt", "messages", "logprobs", "top_logprobs"}
-        known |= {"stream", "stream_options"}
+        known |= {"stream", "stream_options", "tools", "tool_choice"}
         extra = {name: value for name, value in request.body.items() if name not in known}
         arguments = {name: value for name, value in request.body.items() if name in known}
         try:
@@ -163,4 +162,4 @@ def _body(headers: dict[str, str], text: str) -> tuple[Any, str | None]:
 
 
 def _lost(case: Case, request: Request, seconds: float, why: str) -> Exchange:
-    return Exchange(name=case.name, request=request, status=None, seconds=round(seconds, 3), error=redact(why))
+    return Exchange(name=case.name, request=request, status=None, seconds=round(seconds, 3), error=why)

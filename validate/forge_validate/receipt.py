@@ -52,8 +52,12 @@ class Receipt(Frozen):
     subject: Subject
     arguments: tuple[str, ...]
     """The server's command line, as it was started."""
+    resolved: dict[str, str]
+    """What the server really ran with, as it and its log tell: backends, number formats, sizes."""
     engine: str
     """Version of the container engine."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs the server ran on; none: it ran without."""
     deviations: tuple[Deviation, ...]
     results: tuple[CheckResult, ...]
     verdict: Verdict

@@ -36,6 +36,7 @@ class Reply:
     logprobs: tuple[float | None, ...] | None = None
     """One per token; none: not sent. A null inside is a value JSON cannot say, such as NaN."""
     completion_tokens: int | None = None
+    prompt_tokens: int | None = None
     streamed: bool = False
 
     @property
@@ -75,6 +76,7 @@ def _buffered(body: dict[str, Any]) -> Reply:
         tool_calls=tuple(ToolCall(call.get("name") or "", call.get("arguments") or "") for call in calls),
         logprobs=_logprobs(choice.get("logprobs")),
         completion_tokens=_object(body.get("usage")).get("completion_tokens"),
+        prompt_tokens=_object(body.get("usage")).get("prompt_tokens"),
     )
 
 
@@ -90,6 +92,7 @@ class _Parts:
     arguments: dict[int, list[str]] = field(default_factory=dict)
     logprobs: list[float | None] | None = None
     tokens: int | None = None
+    prompt: int | None = None
 
 
 def _streamed(text: str) -> Reply:
@@ -115,13 +118,16 @@ def _streamed(text: str) -> Reply:
         ),
         logprobs=None if parts.logprobs is None else tuple(parts.logprobs),
         completion_tokens=parts.tokens,
+        prompt_tokens=parts.prompt,
         streamed=True,
     )
 
 
 def _add(parts: _Parts, piece: dict[str, Any]) -> None:
     parts.model = piece.get("model") or parts.model
-    parts.tokens = _object(piece.get("usage")).get("completion_tokens", parts.tokens)
+    usage = _object(piece.get("usage"))
+    parts.tokens = usage.get("completion_tokens", parts.tokens)
+    parts.prompt = usage.get("prompt_tokens", parts.prompt)
     for choice in piece.get("choices") or ():
         delta = _object(choice.get("delta"))
         parts.content.append(_text(delta, "content") or _text(choice, "text"))

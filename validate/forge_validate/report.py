@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from forge_core.console import Console, duration
 from forge_validate.checks import CheckResult
 from forge_validate.checks.result import quoted
+from forge_validate.policy import Policy
 from forge_validate.promote import Promotion
 from forge_validate.receipt import Receipt
 
 _MARKS = {"passed": "ok", "warned": "warn", "failed": "FAIL", "unmeasured": "none"}
 _STYLES = {"passed": "", "warned": "yellow", "failed": "red", "unmeasured": "red"}
+_WEIGHTS = {"passed": 0, "warned": 2, "unmeasured": 3, "failed": 4}
+# Of all that a server tells, what decided between right and wrong in the public record.
+_BACKENDS = ("attention_backend", "moe_runner_backend", "fp4_gemm_runner_backend", "kv_cache_dtype", "log.kv-dtype")
 
 
-def show(console: Console, receipt: Receipt, promotion: Promotion | None, note: str | None) -> None:
+def show(console: Console, receipt: Receipt, policy: Policy, promotion: Promotion | None, note: str | None) -> None:
     """Print the summary on stderr; `note` says why nothing was promoted."""
     passed = receipt.verdict.outcome == "passed"
-    for number, line in enumerate(lines(receipt, promotion, note)):
+    for number, line in enumerate(lines(receipt, policy, promotion, note)):
         console.say(line, "bold green" if passed and number == 1 else "bold red" if number == 1 else "")
         if line.startswith("checks"):
-            for result in receipt.results:
-                console.say(f"  {_MARKS[result.outcome]:<4}  {_row(result)}", _STYLES[result.outcome])
+            show_results(console, receipt.results, policy)
 
 
-def _row(result: CheckResult) -> str:
-    said = f" - {quoted(result.answer, 72)}" if result.answer else ""
-    return f"{result.check:<32}  {result.explanation}{said}"
+def show_results(console: Console, results: Sequence[CheckResult], policy: Policy) -> None:
+    """One line for each check."""
+    for result in results:
+        sign, style = mark(result, policy.requires(result.check))
+        console.say(f"  {sign:<4}  {result.check:<36}  {told(result)}", style)
 
 
-def lines(receipt: Receipt, promotion: Promotion | None, note: str | None) -> Iterator[str]:
+def mark(result: CheckResult, required: bool) -> tuple[str, str]:
+    """Word and style of an outcome; what the policy does not ask for is no alarm."""
+    if not required and result.outcome in ("failed", "unmeasured"):
+        return "opt", "dim"
+    return _MARKS[result.outcome], _STYLES[result.outcome]
+
+
+def weight(result: CheckResult, required: bool) -> int:
+    """Larger is worse."""
+    return _WEIGHTS[result.outcome] if required else min(1, _WEIGHTS[result.outcome])
+
+
+def told(result: CheckResult) -> str:
+    """A result in one line: why, and what the model said."""
+    return result.explanation + (f" - {quoted(result.answer, 72)}" if result.answer else "")
+
+
+def lines(receipt: Receipt, policy: Policy, promotion: Promotion | None, note: str | None) -> Iterator[str]:
     """The summary, line by line, without the rows of the checks."""
     subject, times = receipt.subject, receipt.timings
     yield ""
-    yield f"verdict    {receipt.verdict.outcome}"
+    kind = f" ({receipt.verdict.kind})" if receipt.verdict.kind else ""
+    yield f"verdict    {receipt.verdict.outcome}{kind}"
     yield f"cause      {receipt.verdict.cause}"
     yield f"next step  {receipt.verdict.next_step if promotion is None else 'none: the release tag has moved'}"
-    yield f"checks     {_counts(receipt)}"
+    yield f"checks     {counts(receipt.results, policy)}"
     yield f"image      {subject.image}"
     yield f"model      {subject.model}, revision {subject.model_revision[:16]}"
+    backends = [f"{name} {receipt.resolved[name]}" for name in _BACKENDS if name in receipt.resolved]
+    yield f"runs with  {', '.join(backends) or 'unknown: the server does not tell'}"
     for deviation in receipt.deviations:
         yield f"deviation  {deviation.kind}: {deviation.subject}: {deviation.detail}"
     phases = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times.phases.items())
@@ -55,6 +80,7 @@ def lines(receipt: Receipt, promotion: Promotion | None, note: str | None) -> It
         yield f"promoted   nothing: {note or 'no tag moves without a pass'}"
 
 
-def _counts(receipt: Receipt) -> str:
-    counts = Counter(result.outcome for result in receipt.results)
-    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"
+def counts(results: Sequence[CheckResult], policy: Policy) -> str:
+    """How many of each outcome; what the policy does not ask for is counted apart."""
+    found = Counter(result.outcome if policy.requires(result.check) else "optional" for result in results)
+    return ", ".join(f"{count} {outcome}" for outcome, count in found.items()) or "none"

@@ -15,7 +15,9 @@ from forge_validate.serving import Pattern
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
-Endpoint = Literal["models", "model-info", "completion", "chat"]
+Endpoint = Literal["models", "model-info", "server-info", "tokenize", "completion", "chat"]
+
+_GENERATES = ("completion", "chat")
 
 
 class Case(Frozen):
@@ -42,9 +44,12 @@ class Case(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.endpoint in ("completion", "chat"):
+        if self.endpoint in _GENERATES:
             if self.question is None or self.max_tokens is None:
                 raise ValueError(f"{self.name}: `{self.endpoint}` needs `question` and `max_tokens`")
+        elif self.endpoint == "tokenize":
+            if self.question is None:
+                raise ValueError(f"{self.name}: `tokenize` needs `question`")
         elif self.question is not None:
             raise ValueError(f"{self.name}: `{self.endpoint}` asks no question")
         if ("same" in self.checks) != (self.same_as is not None):
@@ -97,6 +102,13 @@ class Expected(Frozen):
         return " or ".join(ways)
 
 
+class Call(Frozen):
+    """One call of a tool: its name, and its arguments as JSON values."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
 class Question(Frozen):
     """One question and what the model is known to say to it."""
 
@@ -104,15 +116,29 @@ class Question(Frozen):
     """For the completion endpoint."""
     messages: tuple[dict[str, Any], ...] = ()
     """For the chat endpoint."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """The functions the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """None: not sent, the server's own default."""
+    tokens: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """The prompt's token ids, as the model's own tokenizer gives them."""
+    prompt_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Length of the whole prompt after the model's own chat template, in tokens."""
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    """This model's budget, where it needs another than the case gives."""
     content: Expected | None = None
     """What the content must be, where there is content."""
     reasoning: Expected | None = None
     """What the reasoning must be when the content is empty; none: the content must not be empty."""
+    call: Call | None = None
+    """The one call the model makes."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise ValueError("exactly one of `prompt` and `messages` must be given")
+        if self.tools and not self.messages:
+            raise ValueError("`tools` belong to `messages`")
         return self
 
 

@@ -28,6 +28,8 @@ class Recorded(Frozen):
     """The record's seal."""
     image: ImageRef
     image_config: str
+    architectures: tuple[str, ...]
+    """Device code in the image, for example `sm_120a`."""
     model: ModelRef
     """What lies in the model folder, hashed now."""
     deviations: tuple[Deviation, ...]
@@ -67,6 +69,7 @@ def recorded(path: Path, *, profile: str, served: str, model: Path | None, usual
         record=found.sha256,
         image=found.image,
         image_config=found.image_config,
+        architectures=found.architectures,
         model=here,
         deviations=deviations,
     )

@@ -9,6 +9,7 @@ from typing import Literal
 from forge_core.model import Deviation, Frozen
 from forge_validate.checks import CheckResult
 from forge_validate.checks.result import quoted
+from forge_validate.diagnose import Kind, diagnose
 from forge_validate.policy import Policy
 
 
@@ -16,6 +17,8 @@ class Verdict(Frozen):
     """Whether the subject may be released, and why not."""
 
     outcome: Literal["passed", "failed"]
+    kind: Kind | None = None
+    """The kind of wrong; none for a pass, and when nothing was judged."""
     cause: str
     next_step: str
     failing: tuple[str, ...]
@@ -23,24 +26,25 @@ class Verdict(Frozen):
 
 
 def decide(results: Sequence[CheckResult], policy: Policy) -> Verdict:
-    """A pass demands that every required check passed (or warned); no results at all is no pass."""
-    failing = [r for r in results if policy.requires(r.check) and r.outcome not in ("passed", "warned")]
-    if not results:
+    """A pass demands that every required check passed (or warned); no required result at all is no pass."""
+    required = [result for result in results if policy.requires(result.check)]
+    failing = [result for result in required if result.outcome not in ("passed", "warned")]
+    if not required:
         return Verdict(outcome="failed", cause="nothing was judged", next_step="look at the boot's log", failing=())
-    if not failing:
-        count = sum(policy.requires(r.check) for r in results)
+    found = diagnose(failing)
+    if found is None:
         return Verdict(
-            outcome="passed", cause=f"{count} required checks passed", next_step="promote the image", failing=()
+            outcome="passed", cause=f"{len(required)} required checks passed", next_step="promote the image", failing=()
         )
-    # What was answered wrongly tells more than what could not be asked after it.
-    worst = next((r for r in failing if r.outcome == "failed"), failing[0])
+    worst = next(result for result in failing if result.check == found.check)
     answer = f", it said {quoted(worst.answer, 48)}" if worst.answer else ""
     more = f" ({len(failing) - 1} more)" if len(failing) > 1 else ""
     return Verdict(
         outcome="failed",
-        cause=f"{worst.check}: {worst.explanation}{answer}{more}",
-        next_step=_next_step(worst),
-        failing=tuple(r.check for r in failing),
+        kind=found.kind,
+        cause=f"{found.meaning}: {worst.check}: {worst.explanation}{answer}{more}",
+        next_step=f"{found.next_step}; read exchanges/{worst.check.partition('/')[0]}.json",
+        failing=tuple(result.check for result in failing),
     )
 
 
@@ -49,14 +53,3 @@ def unaccepted(deviations: Sequence[Deviation], policy: Policy) -> tuple[Deviati
     return tuple(
         d for d in deviations if not any(d.kind == w.kind and fnmatchcase(d.subject, w.subject) for w in policy.accepts)
     )
-
-
-def _next_step(worst: CheckResult) -> str:
-    case, _, check = worst.check.partition("/")
-    if worst.outcome == "unmeasured":
-        return "read the end of the server's log: the server gave no answer"
-    if check in ("text", "finite"):
-        return "suspect kernels or weights: try another backend in the serving, compare the model's sha256"
-    if check in ("known", "thinking"):
-        return f"read exchanges/{case}.json: tokenizer, chat template, parser or weights differ from what was seen"
-    return f"read exchanges/{case}.json"

@@ -19,8 +19,8 @@ from forge_core.errors import UsageError
 
 FLOOR = 1_000_000_000
 """Bytes that the machine keeps free at all times; FORGE_MEMORY_FLOOR (MB) moves it."""
-_OWN = 300_000_000
-"""Bytes for ninja, waiting launchers and the script itself."""
+_OWN = 600_000_000
+"""Bytes for the script itself (FlashInfer imports torch), ninja, and launchers that wait (5 MB each)."""
 _FOLDER = "/forge/inside"
 
 

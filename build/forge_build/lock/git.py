@@ -8,7 +8,8 @@ from pathlib import Path
 
 from forge_build import patch
 from forge_build.fetch import git
-from forge_build.fetch.git.clone import Clone, NoSuchCommit, Unanswered, commit_of_tag
+from forge_build.fetch.git.clone import Clone
+from forge_build.fetch.git.command import NoSuchCommit, Unanswered, commit_of_tag
 from forge_build.lock import LockedDependency, LockedSource
 from forge_build.lock.cmake import Declaration, declarations
 from forge_build.manifest import GitDependency, GitSource, Source

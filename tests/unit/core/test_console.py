@@ -1,5 +1,8 @@
 """What the user watches: everything on stderr, secrets masked, a failing step stands out."""
 
+import re
+import threading
+
 import pytest
 
 from forge_core.console import Console, duration, size
@@ -30,7 +33,7 @@ def test_a_step_says_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None
     assert out == ""
     lines = err.splitlines()
     assert lines[0] == "==> fetch: 3 files" and lines[1] == "    from the store [not markup]"
-    assert lines[2].startswith("    fetch done in 0.0 s: 3 verified") and len(lines) == 3
+    assert re.fullmatch(r"    fetch done in \d\.\d s: 3 verified", lines[2]) and len(lines) == 3
 
 
 @pytest.mark.parametrize(("error", "word"), [(RuntimeError, "FAILED"), (KeyboardInterrupt, "interrupted")])
@@ -64,3 +67,12 @@ def test_groups_where_the_ci_system_folds(monkeypatch: pytest.MonkeyPatch, capsy
         pass
     err = capsys.readouterr().err
     assert err.startswith("::group::image\n") and err.endswith("::endgroup::\n")
+
+
+def test_a_ticking_step_draws_while_the_block_waits() -> None:
+    drawn = threading.Event()
+    with Console().step("probe") as step:
+        with step.ticking(drawn.set):
+            assert drawn.wait(10)
+        drawn.clear()
+        assert not drawn.wait(0.5), "nothing is drawn after the block"

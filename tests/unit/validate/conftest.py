@@ -83,6 +83,7 @@ def chat(
     field: str = "reasoning_content",
     name: str = "known-answer",
     tokens: int = 8,
+    prompt: int = 16,
 ) -> Exchange:
     """A chat exchange as a server would give it."""
     choice: dict[str, Any] = {
@@ -96,5 +97,5 @@ def chat(
         request=Request(method="POST", path="/v1/chat/completions", body={}),
         status=status,
         seconds=0.1,
-        response={"model": "m", "choices": [choice], "usage": {"completion_tokens": tokens}},
+        response={"model": "m", "choices": [choice], "usage": {"completion_tokens": tokens, "prompt_tokens": prompt}},
     )

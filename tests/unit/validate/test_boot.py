@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
-from forge_validate.diagnose import cause_line, launch_failure
+from forge_validate.launch import cause_line, launch_failure
 from forge_validate.phases import Watch
 from forge_validate.serving import Phase
 

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from forge_validate import exchange
+from forge_validate import exchange, reply
 from forge_validate.checks import CHECKS, Evidence
 from forge_validate.checks.result import CheckResult
 from forge_validate.checks.tokens import complain, measure
 from forge_validate.exchange import Exchange, Request
 from forge_validate.policy import Policy
-from forge_validate.suite import Case, Expected, Question, normalised
+from forge_validate.suite import Call, Case, Expected, Question, normalised
 
 from .conftest import WIRE, chat
 
+RECORDED_SMOKE = WIRE.parent / "exchanges" / "smoke"
 PARIS = Question(
     messages=({"role": "user", "content": "?"},),
     content=Expected(exactly=("The capital of France is Paris.",)),
@@ -27,9 +28,10 @@ def run(check: str, found: Exchange, rules: Policy, question: Question | None = 
         "name": "c", "endpoint": "chat", "question": "q", "max_tokens": 48, "timeout": 1, "checks": (check,),
     }  # fmt: skip
     others = case.pop("others", {})
-    if case.get("endpoint", "chat") != "chat":
+    if case.get("endpoint", "chat") not in ("chat", "tokenize"):
         question, values["question"] = None, None
-    return CHECKS[check](Evidence(f"c/{check}", Case(**(values | case)), found, question, "smollm2", rules, others))
+    evidence = Evidence(f"c/{check}", Case(**(values | case)), found, question, "smollm2", rules, others=others)
+    return CHECKS[check](evidence)
 
 
 GARBAGE = [
@@ -200,6 +202,15 @@ def test_same(rules: Policy) -> None:
     assert compare({"other": second.model_copy(update={"error": "timed out"})}).outcome == "unmeasured"
 
 
+def test_white_space_around_a_call_is_nobodys_text(rules: Policy) -> None:
+    buffered = exchange.load(RECORDED_SMOKE / "tool-call.json")
+    streamed = exchange.load(RECORDED_SMOKE / "tool-call-streamed.json")
+    assert reply.read(streamed).content != reply.read(buffered).content
+    assert run("same", streamed, rules, same_as="o", others={"o": buffered}).outcome == "passed"
+    # without a call the same white space is a difference
+    assert run("same", chat(" a"), rules, same_as="o", others={"o": chat("a")}).outcome == "failed"
+
+
 def described(body: Any, status: int = 200) -> Exchange:
     return Exchange(name="x", request=Request(method="GET", path="/v1/models"), status=status, seconds=0, response=body)
 
@@ -238,3 +249,76 @@ def test_normalised_keeps_what_could_be_garbage() -> None:
     assert normalised("323!") == "323!"
     assert normalised("323...") == "323.."
     assert normalised("e\u0301") == "é"
+
+
+WEATHER = Question(
+    messages=({"role": "user", "content": "?"},), call=Call(name="get_weather", arguments={"city": "Paris"})
+)
+
+
+@pytest.mark.parametrize(
+    "sample", ["sglang-0.5.23/chat_tools_auto_think", "sglang-0.5.23/chat_tools_auto_think_stream"]
+)
+def test_a_call_of_a_real_server(sample: str, rules: Policy) -> None:
+    found = run("tool-call", exchange.load(WIRE / f"{sample}.json"), rules, WEATHER)
+    assert (found.outcome, found.answer) == ("passed", 'get_weather({"city": "Paris"})')
+
+
+def calling(*calls: tuple[str, str], content: str = "", finish: str = "tool_calls") -> Exchange:
+    made = chat(content, finish=finish)
+    message = made.response["choices"][0]["message"]
+    message["tool_calls"] = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    return made
+
+
+GOOD = ("get_weather", '{"city":"Paris"}')
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (calling(("get_time", '{"city": "Paris"}')), "a call of 'get_time'"),
+        (calling(("get_weather", '{"city": "Oslo"}')), "the arguments are not"),
+        (calling(("get_weather", '{"city": "Paris"')), "no JSON object"),
+        (calling(("get_weather", '["Paris"]')), "no JSON object"),
+        (calling(("get_weather", '{"city": "Paris", "unit": "c"}')), "the arguments are not"),
+        (calling(GOOD, GOOD), "2 calls"),
+        (calling(GOOD, finish="stop"), "finish reason is 'stop'"),
+        (calling(GOOD, content="<tool_call>"), "is in the content"),
+        (chat('<tool_call>\n{"name": "get_weather"}\n</tool_call>'), "is in the content"),
+        (chat("", reasoning="<tool_call> x"), "is in the reasoning"),
+        (chat("It is sunny."), "no call"),
+        (chat("", finish="length"), "ran out before there was a call"),
+        (chat("", status=500), "HTTP 500"),
+    ],
+)
+def test_a_call_that_is_not_the_known_one(found: Exchange, why: str, rules: Policy) -> None:
+    result = run("tool-call", found, rules, WEATHER)
+    assert result.outcome == "failed" and why in result.explanation
+
+
+def test_a_call_by_value_not_by_letter(rules: Policy) -> None:
+    assert run("tool-call", calling(GOOD), rules, WEATHER).outcome == "passed"
+    assert run("tool-call", calling(GOOD), rules, PARIS).outcome == "unmeasured"
+
+
+def test_prompt_length(rules: Policy) -> None:
+    known = PARIS.model_copy(update={"prompt_tokens": 16})
+    assert run("prompt-tokens", chat("x"), rules, known).outcome == "passed"
+    assert run("prompt-tokens", chat("x", prompt=17), rules, known).value == 17
+    assert run("prompt-tokens", chat("x"), rules, PARIS).outcome == "unmeasured"
+    silent = chat("x").model_copy(update={"response": {"choices": [{"message": {"content": "x"}}]}})
+    assert run("prompt-tokens", silent, rules, known).outcome == "failed"
+    streamed = exchange.load(RECORDED_SMOKE / "tool-call-streamed.json")
+    tools = PARIS.model_copy(update={"prompt_tokens": 248})
+    assert run("prompt-tokens", streamed, rules, tools).outcome == "passed"
+
+
+def test_token_ids(rules: Policy) -> None:
+    known = Question(prompt="The capital of France is", tokens=(504, 3575, 282, 4649, 314))
+    about: dict[str, Any] = {"endpoint": "tokenize"}
+    real = exchange.load(RECORDED_SMOKE / "tokenize.json")
+    assert run("token-ids", real, rules, known, **about).outcome == "passed"
+    assert run("token-ids", described({"tokens": [1, 2]}), rules, known, **about).value == "1 2"
+    assert run("token-ids", described({"message": "Not Found"}, 404), rules, known, **about).outcome == "failed"
+    assert run("token-ids", real, rules, Question(prompt="x"), **about).outcome == "unmeasured"

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from forge_core.errors import UsageError
-from forge_validate import exchange
-from forge_validate.exchange import Exchange, Request
-from forge_validate.judge import demand_known_checks, judge
-from forge_validate.policy import Policy, Waived
+from forge_validate import exchange, serving
+from forge_validate.checks import CheckResult
+from forge_validate.diagnose import diagnose
+from forge_validate.exchange import Exchange
+from forge_validate.judge import Bench
+from forge_validate.policy import Optional, Policy, Waived
 from forge_validate.suite import Answers, Suite
 from forge_validate.verdict import decide, unaccepted
 
@@ -15,76 +21,177 @@ from .conftest import WIRE, chat, moved_base
 SERVED = "smollm2"
 
 
-def replay(server: str, smoke: tuple[Suite, Answers]) -> list[Exchange]:
-    """The smoke suite as the recorded server answered it."""
-    import json
+def bench(smoke: tuple[Suite, Answers], rules: Policy, served: str = SERVED) -> Bench:
+    return Bench(smoke[0], smoke[1], rules, served, serving.load("rehearsal").intended())
 
-    def chat_sample(name: str, case: str) -> Exchange:
-        found = exchange.load(WIRE / server / f"{name}.json")
-        return found.model_copy(update={"name": case})
 
-    def body(name: str, case: str) -> Exchange:
-        value = json.loads((WIRE / "sglang-0.5.23" / f"{name}.json").read_text())
-        request = Request(method="GET", path="/")
-        return Exchange(name=case, request=request, status=200, seconds=0, response=value)
+def recorded() -> dict[str, Exchange]:
+    """The smoke suite as SGLang 0.5.23 with SmolLM2-135M answered it in a container of the rehearsal."""
+    return {path.stem: exchange.load(path) for path in (WIRE.parent / "exchanges" / "smoke").glob("*.json")}
 
-    completion = chat("x", name="completion").model_copy(
-        update={"response": {"choices": [{"text": " Paris.\n\nThe city", "finish_reason": "length"}]}}
-    )
-    nothink = "chat_plain_nothink" if server.startswith("sglang") else "chat_logprobs"
+
+def replay(server: str) -> list[Exchange]:
+    """The part of the smoke suite of which there are samples of both servers, as they answered it."""
+
+    def sample(name: str, case: str) -> Exchange:
+        return exchange.load(WIRE / server / f"{name}.json").model_copy(update={"name": case})
+
+    sglang = server.startswith("sglang")
     return [
-        body("v1_models", "models"),
-        body("model_info", "model-info"),
-        completion,
-        chat_sample(nothink, "known-answer"),
-        chat_sample("chat_think_fewshot", "known-answer-thinking"),
-        chat_sample("chat_logprobs", "logprobs"),
-        chat_sample("chat_stream" if server.startswith("sglang") else nothink, "streamed"),
+        sample("chat_plain_nothink" if sglang else "chat_logprobs", "known-answer"),
+        sample("chat_think_fewshot", "known-answer-thinking"),
+        sample("chat_logprobs", "logprobs"),
+        sample("chat_stream" if sglang else "chat_logprobs", "streamed"),
     ]
+
+
+def test_a_recorded_run_passes(smoke: tuple[Suite, Answers], rules: Policy) -> None:
+    results = bench(smoke, rules, "SmolLM2-135M-Instruct").judge(recorded().values())
+    assert {r.check: r.outcome for r in results if r.outcome != "passed"} == {"unknown-model/refused": "failed"}
+    verdict = decide(results, rules)
+    assert (verdict.outcome, verdict.kind, verdict.failing) == ("passed", None, ())
 
 
 @pytest.mark.parametrize("server", ["sglang-0.5.23", "vllm-0.32.0"])
 def test_what_real_servers_said_passes(server: str, smoke: tuple[Suite, Answers], rules: Policy) -> None:
-    results = judge(smoke[0], replay(server, smoke), smoke[1], rules, SERVED)
-    assert {r.check: r.outcome for r in results if r.outcome != "passed"} == {}
-    assert decide(results, rules).outcome == "passed"
+    exchanges = {e.name: e for e in replay(server)}
+    judged = bench(smoke, rules)
+    results = [r for case in smoke[0].cases if case.name in exchanges for r in judged.judge_case(case, exchanges)]
+    wrong = {r.check: r.explanation for r in results if r.outcome != "passed"}
+    # Those samples were taken with a template of another length.
+    assert {check for check in wrong} <= {"known-answer/prompt-tokens", "known-answer-thinking/prompt-tokens"}
+    assert len(results) == 12
 
 
 def test_a_case_that_was_not_asked_or_timed_out_fails_the_verdict(smoke: tuple[Suite, Answers], rules: Policy) -> None:
-    exchanges = replay("sglang-0.5.23", smoke)
-    missing = judge(smoke[0], exchanges[:-1], smoke[1], rules, SERVED)
+    judged, exchanges = bench(smoke, rules, "SmolLM2-135M-Instruct"), recorded()
+    last = exchanges.pop("streamed")
+    missing = judged.judge(exchanges.values())
     assert {r.check for r in missing if r.outcome == "unmeasured"} == {"streamed/text", "streamed/same"}
     assert decide(missing, rules).outcome == "failed"
-    exchanges[-1] = exchanges[-1].model_copy(update={"error": "no complete response within 120 s", "status": None})
-    late = decide(judge(smoke[0], exchanges, smoke[1], rules, SERVED), rules)
-    assert late.outcome == "failed" and "within 120 s" in late.cause
+    exchanges["streamed"] = last.model_copy(update={"error": "no complete response within 120 s", "status": None})
+    late = decide(judged.judge(exchanges.values()), rules)
+    assert (late.outcome, late.kind) == ("failed", "no-answer") and "within 120 s" in late.cause
     assert late.failing == ("streamed/text", "streamed/same")
 
 
 def test_the_cause_is_what_was_said_wrongly_not_what_was_not_asked(smoke: tuple[Suite, Answers], rules: Policy) -> None:
-    exchanges = replay("sglang-0.5.23", smoke)[1:]
-    exchanges[2] = chat("!!!!!!!!", name="known-answer")
-    verdict = decide(judge(smoke[0], exchanges, smoke[1], rules, SERVED), rules)
-    assert verdict.outcome == "failed"
-    assert verdict.cause.startswith("known-answer/text: the content is garbage")
+    exchanges = recorded() | {"known-answer": chat("!!!!!!!!", name="known-answer", prompt=16)}
+    del exchanges["models"]
+    verdict = decide(bench(smoke, rules, "SmolLM2-135M-Instruct").judge(exchanges.values()), rules)
+    assert (verdict.outcome, verdict.kind) == ("failed", "garbage")
+    assert "known-answer/text: the content is garbage" in verdict.cause
     assert "!!!!" in verdict.cause
     assert "models/served-model" in verdict.failing and "known-answer/known" in verdict.failing
 
 
+def changed(case: str, change: Callable[[Any], object]) -> dict[str, Exchange]:
+    """The recorded run with one response changed."""
+    exchanges = recorded()
+    response = copy.deepcopy(exchanges[case].response)
+    change(response)
+    return exchanges | {case: exchanges[case].model_copy(update={"response": response})}
+
+
+def message(response: Any) -> dict[str, Any]:
+    found: dict[str, Any] = response["choices"][0]["message"]
+    return found
+
+
+CALL_AS_TEXT = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "kind", "check"),
+    [
+        ("models", lambda r: r["data"][0].update(id="other"), "wrong-server", "models/served-model"),
+        (
+            "server-info",
+            lambda r: r["internal_states"][0].update(attention_backend="triton"),
+            "wrong-server",
+            "server-info/flags",
+        ),
+        ("server-info", lambda r: r["internal_states"][0].update(device="cuda"), "wrong-server", "server-info/flags"),
+        (
+            "server-info",
+            lambda r: (r.pop("reasoning_parser"), r["internal_states"][0].pop("reasoning_parser")),
+            "wrong-server",
+            "server-info/flags",
+        ),
+        ("tokenize", lambda r: r["tokens"].reverse(), "tokenizer", "tokenize/token-ids"),
+        ("known-answer", lambda r: r["usage"].update(prompt_tokens=20), "template", "known-answer/prompt-tokens"),
+        (
+            "logprobs",
+            lambda r: r["choices"][0]["logprobs"]["content"][0].update(logprob=None),
+            "numbers",
+            "logprobs/finite",
+        ),
+        ("known-answer", lambda r: message(r).update(content="Berlin."), "parser", "streamed/same"),
+        ("completion", lambda r: r["choices"][0].update(text=" Berlin"), "answers", "completion/known"),
+        (
+            "known-answer-thinking",
+            lambda r: (message(r).update(content=""), r["choices"][0].update(finish_reason="length")),
+            "budget",
+            "known-answer-thinking/known",
+        ),
+        (
+            "tool-call",
+            lambda r: message(r).update(tool_calls=None, content=CALL_AS_TEXT),
+            "parser",
+            "tool-call/tool-call",
+        ),
+        ("tool-call", lambda r: message(r).update(tool_calls=None), "garbage", "tool-call/text"),
+        (
+            "tool-call",
+            lambda r: message(r)["tool_calls"][0]["function"].update(arguments='{"city": "Rome"}'),
+            "parser",
+            "tool-call/tool-call",
+        ),
+    ],
+)
+def test_each_kind_of_wrong_is_named(
+    case: str,
+    change: Callable[[Any], object],
+    kind: str,
+    check: str,
+    smoke: tuple[Suite, Answers],
+    rules: Policy,
+) -> None:
+    results = bench(smoke, rules, "SmolLM2-135M-Instruct").judge(changed(case, change).values())
+    verdict = decide(results, rules)
+    assert verdict.kind == kind
+    assert check in verdict.failing and f": {check}: " in verdict.cause
+
+
+def test_numbers_explain_more_than_a_template(rules: Policy) -> None:
+    def failed(check: str) -> CheckResult:
+        return CheckResult(check=check, outcome="failed", explanation="x")
+
+    found = diagnose([failed("a/known"), failed("b/prompt-tokens"), failed("c/finite")])
+    assert found is not None and (found.kind, found.check) == ("numbers", "c/finite")
+    assert diagnose([]) is None
+
+
 def test_an_optional_check_does_not_decide(smoke: tuple[Suite, Answers], rules: Policy) -> None:
-    exchanges = replay("sglang-0.5.23", smoke)[:-1]
-    lenient = rules.model_copy(update={"optional": ("streamed/*",)})
-    assert decide(judge(smoke[0], exchanges, smoke[1], lenient, SERVED), lenient).outcome == "passed"
+    exchanges = recorded()
+    del exchanges["streamed"]
+    some = (*rules.optional, Optional(check="streamed/*", reason="only for this test"))
+    lenient = rules.model_copy(update={"optional": some})
+    results = bench(smoke, lenient, "SmolLM2-135M-Instruct").judge(exchanges.values())
+    assert decide(results, lenient).outcome == "passed"
+    # with everything optional nothing was judged
+    nothing = rules.model_copy(update={"optional": (Optional(check="*", reason="only for this test"),)})
+    assert decide(results, nothing).outcome == "failed"
 
 
 def test_no_results_are_no_pass(rules: Policy) -> None:
     assert decide((), rules).outcome == "failed"
 
 
-def test_an_unknown_check_is_refused(smoke: tuple[Suite, Answers]) -> None:
+def test_an_unknown_check_is_refused(smoke: tuple[Suite, Answers], rules: Policy) -> None:
     case = smoke[0].cases[0].model_copy(update={"checks": ("guess",)})
     with pytest.raises(UsageError) as caught:
-        demand_known_checks(smoke[0].model_copy(update={"cases": (case,)}))
+        bench((smoke[0].model_copy(update={"cases": (case,)}), smoke[1]), rules)
     assert caught.value.details == ("models: guess",)
 
 

@@ -13,7 +13,7 @@ from forge_validate import receipt as receipts
 from forge_validate import report
 from forge_validate.checks import CheckResult
 from forge_validate.pipeline import known_profile
-from forge_validate.policy import Policy
+from forge_validate.policy import Optional, Policy
 from forge_validate.promote import Promotion, demand_allowed, promote
 from forge_validate.receipt import Receipt, Subject, Timings
 from forge_validate.verdict import decide
@@ -42,6 +42,7 @@ def make(rules: Policy, *results: CheckResult, **changes: Any) -> Receipt:
             policy=rules.content_sha256(),
         ),
         "arguments": ("--device", "cpu"),
+        "resolved": {"attention_backend": "torch_native"},
         "engine": "28",
         "deviations": (),
         "results": results,
@@ -92,15 +93,15 @@ def test_a_rehearsal_reaches_a_loopback_registry_only(rules: Policy) -> None:
 
 
 def test_another_policy_than_the_judging_one_is_refused(rules: Policy) -> None:
-    loose = rules.model_copy(update={"optional": ("*",)})
+    loose = rules.model_copy(update={"optional": (Optional(check="*", reason="only for this test"),)})
     with pytest.raises(UsageError, match="policy"):
         demand_allowed(make(rules, OK), loose)
 
 
 def test_the_summary_begins_with_verdict_cause_and_next_step(rules: Policy) -> None:
-    lines = list(report.lines(make(rules, OK, BAD), None, None))
+    lines = list(report.lines(make(rules, OK, BAD), rules, None, None))
     assert [line.split()[0] for line in lines[1:4]] == ["verdict", "cause", "next"]
-    assert "failed" in lines[1] and "!!!!" in lines[2]
+    assert "failed (garbage)" in lines[1] and "!!!!" in lines[2]
     assert lines[-1].startswith("promoted   nothing")
 
 
@@ -114,7 +115,7 @@ def test_the_summary_of_a_promotion_names_the_reference_and_what_it_replaced(rul
         release_tag="release",
         previous="sha256:" + "9" * 64,
     )
-    text = "\n".join(report.lines(done, moved, None))
+    text = "\n".join(report.lines(done, rules, moved, None))
     assert f"127.0.0.1:1/x:release -> {DIGEST}" in text
     assert "sha256:" + "9" * 64 in text
 

@@ -106,10 +106,9 @@ def test_exchanges_round_trip_without_secrets(tmp_path: Path) -> None:
     path = exchange.save(before, tmp_path)
     assert exchange.load(path) == before, "evidence stays as it was"
     told = {"api_key": 'sk-"abcdef', "launch_command": "--api-key sk-abcdef --device cpu", "tokenizer_path": "/model"}
-    exchange.save(
-        before.model_copy(update={"response": told, "headers": {"x": "Authorization: Bearer sk-abcdef"}}), tmp_path
-    )
-    assert "abcdef" not in path.read_text()
+    leaking = {"response": told, "headers": {"x": "Authorization: Bearer sk-abcdef"}, "error": "no host word-of-ours"}
+    exchange.save(exchange.masked(before.model_copy(update=leaking), ["word-of-ours"]), tmp_path)
+    assert "abcdef" not in path.read_text() and "word-of-ours" not in path.read_text()
     assert exchange.load(path).response["tokenizer_path"] == "/model"
 
 

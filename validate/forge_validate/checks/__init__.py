@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from forge_validate.checks import finite, known, same, server, tokens
+from forge_validate.checks import finite, known, same, server, template, tokens, tools
 from forge_validate.checks.result import CheckResult, Evidence
 
 Check = Callable[[Evidence], CheckResult]
@@ -12,6 +12,10 @@ Check = Callable[[Evidence], CheckResult]
 CHECKS: Mapping[str, Check] = {
     "served-model": server.served_model,
     "model-info": server.model_info,
+    "flags": server.flags,
+    "token-ids": template.token_ids,
+    "prompt-tokens": template.prompt_tokens,
+    "tool-call": tools.tool_call,
     "refused": server.unknown_model,
     "text": tokens.text,
     "known": known.known,

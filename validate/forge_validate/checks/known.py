@@ -19,7 +19,7 @@ def known(evidence: Evidence) -> CheckResult:
         return _compare(evidence, "content", said.content, str(question.content), question.content.met_by(said.content))
     if said.finish == "length":
         return evidence.failed(
-            f"the token budget of {evidence.case.max_tokens} ran out before there was any content",
+            f"the token budget of {evidence.budget} ran out before there was any content",
             value=said.finish,
             answer=said.reasoning,
         )

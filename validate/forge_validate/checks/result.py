@@ -38,8 +38,16 @@ class Evidence:
     served: str
     """The name the server was told to serve under."""
     policy: Policy
+    flags: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """What the serving wants the server to run with."""
     others: Mapping[str, Exchange] = field(default_factory=dict)
     """The exchanges of all cases, by case."""
+
+    @property
+    def budget(self) -> object:
+        """The token budget that was really sent."""
+        body = self.exchange.request.body
+        return body.get("max_tokens") if isinstance(body, dict) else None
 
     def passed(self, explanation: str, *, value: str | float | None = None, answer: str | None = None) -> CheckResult:
         """A pass."""

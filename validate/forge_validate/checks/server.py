@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge_validate.checks.result import CheckResult, Evidence
+from forge_validate.resolved import differing
 
 
 def served_model(evidence: Evidence) -> CheckResult:
@@ -42,3 +43,15 @@ def unknown_model(evidence: Evidence) -> CheckResult:
     if status in (400, 404):
         return evidence.passed(f"HTTP {status}", value=status)
     return evidence.failed(f"HTTP {status} for a model that is not served", value=status)
+
+
+def flags(evidence: Evidence) -> CheckResult:
+    """The server runs with the flags of the serving, as it tells itself: a flag may be taken and then overruled."""
+    if evidence.exchange.status != 200 or not isinstance(evidence.exchange.response, dict):
+        return evidence.failed(f"HTTP {evidence.exchange.status}, no description of the server")
+    if not evidence.flags:
+        return evidence.unmeasured("the serving has no flags to compare with")
+    if wrong := differing(evidence.exchange.response, evidence.flags):
+        listed = ", ".join(f"{flag} is {told}, not {wanted}" for flag, wanted, told in wrong)
+        return evidence.failed(f"the server does not run as it was told: {listed}", value=wrong[0][0])
+    return evidence.passed(f"runs with the {len(evidence.flags)} flags of the serving", value=len(evidence.flags))

@@ -1,0 +1,90 @@
+"""From files alone: exchanges judged again, and the promotion that a receipt allows made later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from forge_core.console import Console
+from forge_core.errors import ExitCode, UsageError
+from forge_core.model import Frozen
+from forge_validate import exchange, policy, report, serving, suite
+from forge_validate import promote as promotion
+from forge_validate import receipt as receipts
+from forge_validate.checks import CheckResult
+from forge_validate.exchange import Exchange
+from forge_validate.judge import Bench
+from forge_validate.verdict import Verdict, decide
+
+
+class Judgement(Frozen):
+    """What recorded exchanges come to. It names no image, so nothing can be promoted on it."""
+
+    results: tuple[CheckResult, ...]
+    verdict: Verdict
+
+
+def bench(profile: str) -> Bench:
+    """The suite, answers, policy and flags of a profile; raises UsageError."""
+    rules, plan = policy.load(profile), serving.load(profile)
+    questions, answers = suite.load(rules.suite, plan.model)
+    return Bench(questions, answers, rules, plan.model, plan.intended())
+
+
+def judge(profile: str, places: Sequence[Path], console: Console) -> Judgement:
+    """Judge exchanges (files, or folders of them) under a profile, by the code that judges live ones.
+
+    A case without an exchange is unmeasured. Raises UsageError for a file that is no exchange, an exchange of no case
+    of the suite, and two of one case.
+    """
+    judged = bench(profile)
+    cases = {case.name for case in judged.suite.cases}
+    found: dict[str, Exchange] = {}
+    for path in _files(places):
+        one = exchange.load(path)
+        if one.name not in cases:
+            raise UsageError(f"{path}: {one.name!r} is no case of suites/{judged.suite.suite}.yaml")
+        if one.name in found:
+            raise UsageError(f"{path}: a second exchange of the case {one.name!r}")
+        found[one.name] = one
+    results = judged.judge(found.values())
+    verdict = decide(results, judged.policy)
+    report.show_results(console, results, judged.policy)
+    console.say(f"verdict    {verdict.outcome}" + (f" ({verdict.kind})" if verdict.kind else ""), "bold")
+    console.say(f"cause      {verdict.cause}")
+    return Judgement(results=results, verdict=verdict)
+
+
+def exit_code(found: Judgement) -> ExitCode:
+    """0 for a pass, 1 otherwise."""
+    return ExitCode.PASSED if found.verdict.outcome == "passed" else ExitCode.REFUSED
+
+
+def promote(path: Path, profile: str | None, work: Callable[[str], Path], console: Console) -> promotion.Promotion:
+    """Move the tags that a sealed receipt allows; raises as `receipt.load` and `promote.promote`.
+
+    UsageError (2) when `profile` is given and is not the receipt's.
+    """
+    done = receipts.load(path)
+    if profile not in (None, done.profile):
+        raise UsageError(f"{path} is of profile {done.profile!r}, not {profile!r}")
+    folder = work(done.profile)
+    with console.step("promote", str(done.subject.image)) as step:
+        moved = promotion.promote(
+            done,
+            policy.load(done.profile),
+            log=folder / "logs" / "promote.log",
+            record=folder / promotion.FILE_NAME,
+        )
+        step.result(moved.reference)
+    return moved
+
+
+def _files(places: Sequence[Path]) -> Iterator[Path]:
+    for place in places:
+        if not place.is_dir():
+            yield place
+        elif inside := sorted(place.glob("*.json")):
+            yield from inside
+        else:
+            raise UsageError(f"{place} holds no exchange", hint="`validate` writes them to work/PROFILE/exchanges")
