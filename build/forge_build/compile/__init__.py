@@ -96,7 +96,7 @@ def compile_wheel(
     compiler_cache = cache.chosen(engine)
     key = wheel_key(order, recipe, plan, builder_image, compiler_cache)
     file = file_name(name, plan.version, plan.tag)
-    told = f"{', '.join(order.spec.modules) or subset or 'all'} for {', '.join(order.spec.architectures)}"
+    told = f"{', '.join(order.spec.modules) or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
     with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
@@ -134,6 +134,18 @@ def compile_wheel(
     )
 
 
+def know_subset(manifest: Manifest, subset: str | None) -> None:
+    """Raise UsageError unless the recipe of one of the manifest's wheels at least knows the part."""
+    known = {
+        name for spec in manifest.wheels.values() if spec.recipe in RECIPES for name in RECIPES[spec.recipe].subsets
+    }
+    if subset is not None and subset not in known:
+        raise UsageError(
+            f"{manifest.profile}: no wheel has a subset {subset!r}",
+            hint=f"known: {', '.join(sorted(known))}" if known else "leave --subset away",
+        )
+
+
 def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str, compiler_cache: Cache | None = None) -> str:
     """Sha256 (hex) over all that decides the wheel's bytes; neither the scheduler nor a local ccache does."""
     dependencies = {name: item.tree for name, item in order.tree.dependencies.items()}
@@ -163,7 +175,7 @@ def _order(name: str, manifest: Manifest, tree: PatchedTree, subset: str | None)
         raise UsageError(
             f"wheels.{name}.recipe: nothing here compiles {spec.recipe!r}", hint=f"recipes: {', '.join(RECIPES)}"
         )
-    return Order(name, spec, manifest, tree, subset), recipe
+    return Order(name, spec, manifest, tree, subset if subset in recipe.subsets else None), recipe
 
 
 def _deviations(order: Order, plan: Plan, file: str) -> tuple[Deviation, ...]:
@@ -286,4 +298,4 @@ def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool,
     return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
-__all__ = ["RECIPES", "Wheel", "compile_wheel", "share", "wheel_key"]
+__all__ = ["RECIPES", "Wheel", "compile_wheel", "know_subset", "share", "wheel_key"]

@@ -44,6 +44,7 @@ class SglKernel:
     """See the module."""
 
     sources: tuple[Path, ...] = (Path(__file__), Path(wheel.__file__))
+    subsets: tuple[str, ...] = tuple(name for name in _UNITS if name)
 
     def plan(self, order: Order) -> Plan:
         """Compile the tree, or the part that `order.subset` names, for the named architectures."""
@@ -57,8 +58,9 @@ class SglKernel:
                 f"wheels.{order.name}.modules: the recipe sgl-kernel has no modules", hint="leave `modules` away"
             )
         if order.subset not in _UNITS:
-            known = ", ".join(name for name in _UNITS if name)
-            raise UsageError(f"sgl-kernel: there is no subset {order.subset!r}", hint=f"known: {known}")
+            raise UsageError(
+                f"sgl-kernel: there is no subset {order.subset!r}", hint=f"known: {', '.join(self.subsets)}"
+            )
         if missing := [name for name in _NEEDED if name not in order.tree.dependencies]:
             raise UsageError(
                 f"wheels.{order.name}: the source {order.tree.name} comes without {', '.join(missing)}",
