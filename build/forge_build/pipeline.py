@@ -43,11 +43,18 @@ class _Clock:
 
 
 def build(
-    profile: str | None, *, offline: bool, keep: bool, console: Console, mirrors: Sequence[Path] = ()
+    profile: str | None,
+    *,
+    offline: bool,
+    keep: bool,
+    console: Console,
+    mirrors: Sequence[Path] = (),
+    subset: str | None = None,
 ) -> BuildRecord:
     """From a profile's manifest to an image in staging and its record, which is written last.
 
-    `mirrors` are git directories that may have the commits of sources. Raises the errors of the stages; a failed build
+    `mirrors` are git directories that may have the commits of sources. With `subset` the wheels whose recipe knows that part are
+    compiled in that part alone, which the record counts as a deviation. Raises the errors of the stages; a failed build
     leaves no record, so that nothing can validate what it left.
     """
     name = manifest.known(profile)
@@ -55,6 +62,7 @@ def build(
     target = work / FILE_NAME
     previous = _set_aside(target)
     plan = manifest.load(name)
+    compile.know_subset(plan, subset)
     locked = lock.load(plan)
     logs, clock = work / "logs", _Clock()
     logs.mkdir(exist_ok=True)
@@ -94,6 +102,7 @@ def build(
                         log=logs / f"compile-{name}.log",
                         console=console,
                         keep=keep,
+                        subset=subset,
                         ensure_builder=ensure_builder,
                     )
                     for name, spec in plan.wheels.items()

@@ -19,8 +19,9 @@ from forge_build.compile.cache import Cache
 from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
 from forge_build.compile.flashinfer_jit import FlashInferJit
 from forge_build.compile.progress import Progress
-from forge_build.compile.recipe import OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.recipe import DEPENDENCIES, OUTPUT, SOURCE, Order, Plan, Recipe
 from forge_build.compile.schedule import share
+from forge_build.compile.sgl_kernel import SglKernel
 from forge_build.compile.wheel import file_name
 from forge_build.manifest import Manifest
 from forge_build.patch import PatchedTree
@@ -30,7 +31,7 @@ from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError, Re
 from forge_core.model import Deviation, canonical_sha256, file_sha256
 from forge_core.store import Derived, Store
 
-RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit()}
+RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit(), "sgl-kernel": SglKernel()}
 
 _ENVIRONMENT = {
     "HOME": "/forge/home",
@@ -80,21 +81,23 @@ def compile_wheel(
     log: Path,
     console: Console,
     keep: bool = False,
+    subset: str | None = None,
     ensure_builder: Callable[[], object] | None = None,
 ) -> Wheel:
     """Compile and pack one wheel of the manifest, or take the one that equal inputs gave before.
 
-    `builder_image` is a tag that carries the key of its content; `ensure_builder` is called before the image is needed.
-    Raises Refused (1) with the first compiler error when a unit does not compile, UsageError (2) for what no recipe knows,
-    EnvironmentFailure (3) when memory, disk or engine fail, IntegrityError (5) when a stored wheel has changed.
+    With `subset` a recipe that knows it compiles that part alone and says so in the wheel's version. `builder_image` is a tag that
+    carries the key of its content; `ensure_builder` is called before the image is needed. Raises Refused (1) with the first
+    compiler error when a unit does not compile, UsageError (2) for what no recipe knows, EnvironmentFailure (3) when memory, disk
+    or engine fail, IntegrityError (5) when a stored wheel has changed.
     """
-    order, recipe = _order(name, manifest, tree)
+    order, recipe = _order(name, manifest, tree, subset)
     plan = recipe.plan(order)
     compiler_cache = cache.chosen(engine)
     key = wheel_key(order, recipe, plan, builder_image, compiler_cache)
-    file = file_name(name, tree.version, order.tag)
-    told = f"{', '.join(order.spec.modules)} for {', '.join(order.spec.architectures)}"
-    with console.step("compile", f"{name} {tree.version}: {told}, network off") as step:
+    file = file_name(name, plan.version, plan.tag)
+    told = f"{', '.join(order.spec.modules) or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
+    with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
             cached = made is not None
@@ -125,31 +128,45 @@ def compile_wheel(
         key,
         cached,
         seconds,
-        tree.version,
+        plan.version,
         dict(made.meta["tools"]),
-        compiler_cache.deviations(file) if compiler_cache else (),
+        (*(compiler_cache.deviations(file) if compiler_cache else ()), *_deviations(order, plan, file)),
     )
+
+
+def know_subset(manifest: Manifest, subset: str | None) -> None:
+    """Raise UsageError unless the recipe of one of the manifest's wheels at least knows the part."""
+    known = {
+        name for spec in manifest.wheels.values() if spec.recipe in RECIPES for name in RECIPES[spec.recipe].subsets
+    }
+    if subset is not None and subset not in known:
+        raise UsageError(
+            f"{manifest.profile}: no wheel has a subset {subset!r}",
+            hint=f"known: {', '.join(sorted(known))}" if known else "leave --subset away",
+        )
 
 
 def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str, compiler_cache: Cache | None = None) -> str:
     """Sha256 (hex) over all that decides the wheel's bytes; neither the scheduler nor a local ccache does."""
+    dependencies = {name: item.tree for name, item in order.tree.dependencies.items()}
     return canonical_sha256(
         {
             "name": order.name,
             "version": order.tree.version,
             "source": [order.tree.name, order.tree.tree, order.tree.series, order.tree.patched_tree],
+            **({"dependencies": dependencies} if dependencies else {}),
             "spec": order.spec.model_dump(mode="json", exclude={"check"}),
             "recipe": [file_sha256(path) for path in (*recipe.sources, plan.script)],
             "arguments": plan.arguments,
             "environment": _environment(order, plan),
             "builder": builder_image,
-            "tag": order.tag,
+            "tag": plan.tag,
             **({"cache": compiler_cache.identity} if compiler_cache and compiler_cache.identity else {}),
         }
     )
 
 
-def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Recipe]:
+def _order(name: str, manifest: Manifest, tree: PatchedTree, subset: str | None) -> tuple[Order, Recipe]:
     spec = manifest.wheels.get(name)
     if spec is None:
         raise UsageError(f"the manifest {manifest.profile!r} has no wheel {name!r}")
@@ -158,7 +175,15 @@ def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Rec
         raise UsageError(
             f"wheels.{name}.recipe: nothing here compiles {spec.recipe!r}", hint=f"recipes: {', '.join(RECIPES)}"
         )
-    return Order(name, spec, manifest, tree), recipe
+    return Order(name, spec, manifest, tree, subset if subset in recipe.subsets else None), recipe
+
+
+def _deviations(order: Order, plan: Plan, file: str) -> tuple[Deviation, ...]:
+    """A part is never the whole: a recipe that took the subset says so in the version."""
+    if plan.version == order.tree.version:
+        return ()
+    detail = f"only the part {order.subset!r} of {order.name} is compiled"
+    return (Deviation(kind="subset", subject=file, detail=detail),)
 
 
 def _environment(order: Order, plan: Plan) -> dict[str, str]:
@@ -221,6 +246,7 @@ def _make(
             arguments = json.dumps({**plan.arguments, "scheduler": scheduler.plan}).encode()
             files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script, **scheduler.files}
             files |= compiler_cache.files if compiler_cache else {}
+            files |= {f"{DEPENDENCIES}/{name}": item.path for name, item in order.tree.dependencies.items()}
             copy_in(container, files | {"/forge/plan.json": arguments}, epoch=order.manifest.epoch)
             status = follow(container, log, on_line, show)
             # also of a compile that failed: the next one knows more
@@ -235,7 +261,7 @@ def _make(
             raise IntegrityError(f"the compile ended well but left no {', '.join(missing)}", log=log)
         tools = json.loads((results / "tools.json").read_text(encoding="utf-8"))
         recipe.pack(order, results, tools, folder / "wheel")
-        meta = {"name": order.name, "version": order.tree.version, "seconds": round(step.elapsed, 1), "tools": tools}
+        meta = {"name": order.name, "version": plan.version, "seconds": round(step.elapsed, 1), "tools": tools}
         return store.derived_put("wheel", key, folder / "wheel", meta, move=True)
 
 
@@ -272,4 +298,4 @@ def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool,
     return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
-__all__ = ["RECIPES", "Wheel", "compile_wheel", "share", "wheel_key"]
+__all__ = ["RECIPES", "Wheel", "compile_wheel", "know_subset", "share", "wheel_key"]

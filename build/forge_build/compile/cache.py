@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ VOLUME = "sm120-forge-compiler-cache"
 _INSIDE = "/forge/cache"
 _REMOTE = "/forge/remote"
 _PROGRAM = "/forge/inside/{}"
+_CONNECT_S = 5.0
 _ADDRESS = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 
@@ -80,11 +82,21 @@ class Cache:
 
     @contextmanager
     def volumes(self) -> Iterator[dict[str, dict[str, str]]]:
-        """What the container must mount: the cache's volume, and the way to the remote while this context lasts."""
+        """What the container must mount: the cache's volume, and the way to the remote while this context lasts.
+
+        Raises EnvironmentFailure when nothing answers there.
+        """
         mounts = {VOLUME: {"bind": _INSIDE, "mode": "rw"}}
         if self.remote is None:
             yield mounts
             return
+        try:
+            socket.create_connection(self.remote, timeout=_CONNECT_S).close()
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"FORGE_COMPILER_CACHE_REDIS: nothing answers at {self.remote[0]}:{self.remote[1]}: {error.strerror or error}",
+                hint="build without the shared cache, or start it",
+            ) from error
         with tempfile.TemporaryDirectory(prefix="forge-redis-") as name:
             # The container's root may be another user than we are.
             Path(name).chmod(0o755)

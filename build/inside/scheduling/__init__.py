@@ -10,6 +10,6 @@ which unit it is about to compile and waits until the broker, a thread of the sc
 What happens is told on stderr, one line of JSON after `forge-scheduler: ` each.
 """
 
-from scheduling.broker import Scheduler
+from scheduling.scheduler import Scheduler
 
 __all__ = ["Scheduler"]

@@ -4,30 +4,20 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import socket
-import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
-from scheduling import cache, memory, processes
+from scheduling import memory, processes
 from scheduling.admission import Unit, pick, victim
+from scheduling.sizes import Sizes, margin
 
 _TICK_S = 0.1
 _STATE_S = 2.0
 _SETTLE_S = 0.2
 """At the beginning the first to ask is not the heaviest: wait until no new one comes for so long."""
 _GROUP_FLOOR = 256_000_000
-_KINDS = {"cuda": 3_000_000_000, "c++": 1_500_000_000, "c": 300_000_000, "link": 1_000_000_000}
-"""What a unit is taken to need when nothing is known of it (bytes): more than most, less than the heaviest."""
 _ATTEMPTS = 3
-
-
-def _margin(peak):
-    """Peaks differ little from one run to the next, and are sampled."""
-    return peak + peak // 20 + 50_000_000
 
 
 def say(event):
@@ -36,99 +26,54 @@ def say(event):
         os.write(2, f"forge-scheduler: {json.dumps(event)}\n".encode())
 
 
-class Scheduler:
-    """Use as a context manager. Ends with no process of this run left.
+class Broker:
+    """Listens on the Unix socket `address` from `start` to `stop`; afterwards no process of this run is left.
 
-    `plan`: `slots` (units at a time), `budget` (bytes that all may hold together), `floor` (bytes the machine keeps),
-    `sizes` ("name|architecture|compiler" -> bytes of a unit that was compiled before), `patience` (seconds to wait for others
-    to give memory back), `keep_going` (after a unit that failed), `cache` (see `cache.py`). `versions`: compiler -> its version.
+    For `plan` and `versions` see `Scheduler`.
     """
 
-    def __init__(self, plan, versions=None):
-        self._slots = plan.get("slots") or len(os.sched_getaffinity(0))
+    def __init__(self, plan, versions, address):
+        self.slots = plan.get("slots") or len(os.sched_getaffinity(0))
+        self._address = address
         self._floor = plan.get("floor", 1_000_000_000)
         self._budget = plan.get("budget") or max(memory.free() - self._floor, 1)
         self._patience = plan.get("patience", 60)
         self._keep_going = plan.get("keep_going", False)
-        self._cache = cache.opened(plan.get("cache"))
-        self._versions = versions or {}
-        self._sizes = plan.get("sizes", {})
-        self._by_name = {}
-        for key, peak in self._sizes.items():
-            name, architecture, _ = key.split("|")
-            for known in ((name, architecture), name):
-                self._by_name[known] = max(peak, self._by_name.get(known, 0))
+        self._versions = versions
+        self._sizes = Sizes(plan.get("sizes", {}))
         self._token = os.urandom(8).hex()
-        self._folder = Path(tempfile.mkdtemp(prefix="forge-"))
         self._links = {}
         """Socket -> (unit, what came of an unfinished line)."""
         self._waiting, self._running = [], []
         self._number = 0
         self._failed = False
-        self._changed = self._asked = self._told = 0.0
-        self._measured = 0.0
-        self._seen = {"peak": 0, "free": None, "cpu": 0.0, "units": 0, "again": 0}
-        self._selector = selectors.DefaultSelector()
-        self._end, self._ended = os.pipe()
-        self._thread = threading.Thread(target=self._serve, name="scheduler", daemon=True)
+        self._changed = self._asked = self._told = self._measured = 0.0
+        self.seen = {"peak": 0, "free": None, "cpu": 0.0, "units": 0, "again": 0}
+        """What came of it all: bytes, seconds, numbers."""
 
-    @property
-    def launcher(self):
-        """The words to put in front of a compiler."""
-        return [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
-
-    @property
-    def window(self):
-        """How many units ninja should start; most wait, so that the heaviest of many can go first."""
-        return self._slots + 62
-
-    @property
-    def environment(self):
-        """What ninja must have in its environment."""
-        words = {
-            "FORGE_SCHEDULER": str(self._folder / "socket"),
-            "FORGE_COMPILER_CACHE": json.dumps(self._cache.command),
-        }
-        return words | self._cache.environment
-
-    @property
-    def cmake_options(self):
-        """Options that make CMake (3.21 and later) use the launcher for C, C++ and CUDA, linking too."""
-        words = ";".join(self.launcher)
-        kinds = [(language, tool) for language in ("C", "CXX", "CUDA") for tool in ("COMPILER", "LINKER")]
-        return [f"-DCMAKE_{language}_{tool}_LAUNCHER={words}" for language, tool in kinds]
-
-    def launched(self, compiler):
-        """A command line of the launcher and a compiler, for build files that name a compiler."""
-        return " ".join([*self.launcher, str(compiler)])
-
-    def __enter__(self):
-        self._began = time.monotonic()
+    def start(self):
+        """Listen."""
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(self._folder / "socket"))
+        self._server.bind(self._address)
         self._server.listen(512)
+        self._end, self._ended = os.pipe()
+        self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._selector.register(self._end, selectors.EVENT_READ)
-        self._cache.start(self._folder)
-        say({"event": "begin", "slots": self._slots, "budget": self._budget, "floor": self._floor})
+        say({"event": "begin", "slots": self.slots, "budget": self._budget, "floor": self._floor})
+        self._thread = threading.Thread(target=self._serve, name="scheduler", daemon=True)
         self._thread.start()
-        return self
 
-    def __exit__(self, *_):
+    def stop(self):
+        """End, and every process of this run with it."""
         os.write(self._ended, b".")
         self._thread.join()
-        for link in list(self._links):
+        for link in (self._server, *self._links):
             link.close()
-        self._server.close()
         processes.kill(self._token)
-        if (hits := self._cache.stop()) is not None:
-            say({"event": "cache", **hits})
         self._selector.close()
         os.close(self._end)
         os.close(self._ended)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        wall = time.monotonic() - self._began
-        say({"event": "summary", "wall": round(wall, 1), **self._seen, "cpu": round(self._seen["cpu"], 1)})
 
     def _serve(self):
         try:
@@ -176,9 +121,7 @@ class Scheduler:
         self._number += 1
         compiler = " ".join(filter(None, (message["compiler"], self._versions.get(message["compiler"]))))
         name, architecture = message["name"], message["architecture"]
-        known = self._sizes.get(f"{name}|{architecture}|{compiler}") or self._by_name.get((name, architecture))
-        known = known or self._by_name.get(name)
-        size = _margin(known) if known else _KINDS[message["kind"]]
+        size = self._sizes.expected(name, architecture, compiler, message["kind"])
         unit = Unit(self._number, name, size, kind=message["kind"], architecture=architecture, compiler=compiler)
         unit.link = link
         self._links[link] = (unit, self._links[link][1])
@@ -194,22 +137,22 @@ class Scheduler:
         processes.kill(self._token, unit.number)
         unit.peak = max(unit.peak, message["rss"])
         unit.rss = 0
-        again = unit.killed or (message["killed"] and not unit.solo)
+        again = message["status"] != 0 and (unit.killed or (message["killed"] and not unit.solo))
         if again and not self._failed:
             unit.attempts += 1
-            unit.size = max(unit.size, _margin(unit.peak))
+            unit.size = max(unit.size, margin(unit.peak))
             unit.solo = not unit.killed or unit.attempts >= _ATTEMPTS
             why = "was stopped, memory ran low" if unit.killed else "was killed by the kernel"
             self._note(f"{unit.name} {why}; it is compiled again" + (" with nothing beside it" if unit.solo else ""))
             unit.killed = False
             unit.cpu = {}
-            self._seen["again"] += 1
+            self.seen["again"] += 1
             self._waiting.append(unit)
             self._tell(unit, {"again": True})
             return
         cpu = max(message["cpu"], sum(unit.cpu.values()))
-        self._seen["cpu"] += cpu
-        self._seen["units"] += 1
+        self.seen["cpu"] += cpu
+        self.seen["units"] += 1
         told = {"name": unit.name, "kind": unit.kind, "architecture": unit.architecture, "compiler": unit.compiler}
         told |= {"peak": unit.peak, "cpu": round(cpu, 2), "wall": round(now - unit.began, 2), "expected": unit.size}
         say({"event": "unit", **told, "status": message["status"]})
@@ -250,15 +193,13 @@ class Scheduler:
         self._measured = now
         found = processes.uses(self._token) if self._running else {}
         for unit in self._running:
-            use = found.get(unit.number)
-            if use is None:
-                continue
+            use = found.get(unit.number, processes.Use())
             unit.rss = use.rss
             unit.peak = max(unit.peak, use.rss, use.largest)
             unit.cpu |= use.cpu
         free = memory.free()
-        self._seen["peak"] = max(self._seen["peak"], sum(use.rss for use in found.values()))
-        self._seen["free"] = min(free, free if self._seen["free"] is None else self._seen["free"])
+        self.seen["peak"] = max(self.seen["peak"], sum(use.rss for use in found.values()))
+        self.seen["free"] = min(free, free if self.seen["free"] is None else self.seen["free"])
         unit = victim([u for u in self._running if not u.killed], self._headroom())
         # One at a time: the kernel needs a moment to take the memory back.
         if unit is not None and not any(u.killed for u in self._running):
@@ -283,7 +224,7 @@ class Scheduler:
             unit = pick(
                 self._waiting,
                 self._running,
-                slots=self._slots,
+                slots=self.slots,
                 budget=self._budget,
                 headroom=self._headroom(),
                 patient=patient,

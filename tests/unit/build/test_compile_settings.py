@@ -17,7 +17,7 @@ from forge_build.compile.cache import Cache
 from forge_build.compile.progress import Progress
 from forge_build.compile.sizes import Size
 from forge_core.engine import Engine
-from forge_core.errors import UsageError
+from forge_core.errors import EnvironmentFailure, UsageError
 from forge_core.store import Store
 
 GB = 1_000_000_000
@@ -143,6 +143,7 @@ def test_the_way_to_the_remote_leads_there_and_nowhere_else_while_it_is_open() -
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
+            server.accept()[0].close()  # asked whether anybody is there
             link, _ = server.accept()
             with link:
                 link.sendall(b"+" + link.recv(100))
@@ -158,6 +159,14 @@ def test_the_way_to_the_remote_leads_there_and_nowhere_else_while_it_is_open() -
                 link.settimeout(5)
                 assert link.recv(100) == b"+PING"
         assert not Path(folder).exists()
+
+
+def test_a_remote_that_does_not_answer_is_the_environment_s_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(EnvironmentFailure, match=f"nothing answers at 127.0.0.1:{port}"):
+        with Cache("ccache", ("127.0.0.1", port)).volumes():
+            raise AssertionError("never opened")
 
 
 def fed(*events: dict[str, object] | str) -> Progress:

@@ -24,8 +24,9 @@ from forge_core.cli import project_root
 
 sys.path.insert(0, str(project_root() / "build" / "inside"))
 
-from scheduling import broker, launch, memory, processes
+from scheduling import Scheduler, broker, launch, memory, processes
 from scheduling.admission import Unit, pick, victim
+from scheduling.sizes import Sizes, margin
 
 MB = 1_000_000
 TESTS = project_root() / "tests"
@@ -92,6 +93,16 @@ def test_the_youngest_of_several_is_given_up() -> None:
     assert victim([old, young], -1) is young
     assert victim([old, young], 0) is None
     assert victim([old], -1) is None
+
+
+def test_what_is_known_of_a_unit_or_its_like_is_expected_of_it() -> None:
+    sizes = Sizes(
+        {"g/a.cu|sm_120a|nvcc 13.0": 100 * MB, "g/a.cu|sm_90a|nvcc 13.0": 200 * MB, "g/a.cu|sm_120a|nvcc 12": 50 * MB}
+    )
+    assert sizes.expected("g/a.cu", "sm_120a", "nvcc 12", "cuda") == margin(50 * MB)
+    assert sizes.expected("g/a.cu", "sm_120a", "nvcc 14", "cuda") == margin(100 * MB)
+    assert sizes.expected("g/a.cu", "sm_80", "nvcc 13.0", "cuda") == margin(200 * MB)
+    assert sizes.expected("g/b.cu", "sm_120a", "nvcc 13.0", "cuda") > sizes.expected("g/b.cpp", "", "c++ 12", "c++") > 0
 
 
 @settings(max_examples=150, deadline=None)
@@ -307,18 +318,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_heavy_first_light_beside_and_never_above_the_budget(folder: Path) -> None:
-    units = {f"light{n}": {"mb": 30, "seconds": 0.2} for n in range(5)} | {"heavy": {"mb": 120, "seconds": 1}}
+    units = {f"light{n}": {"mb": 30, "seconds": 0.2} for n in range(4)} | {"heavy": {"mb": 120, "seconds": 0.6}}
     done = run(folder, units, slots=3, budget=270 * MB)
     assert done.status == 0, done.said
     assert "heavy" in done.begun()[:2]
     # margins of 5 % and 50 MB: the heavy one and one light one fit, never two light ones beside it
     assert 120 < done.most() <= 150
     measured = {size.name.rsplit("/", 1)[-1]: size for size in done.progress.measured}
-    assert len(measured) == 6
+    assert len(measured) == 5
     assert 120 * MB < measured["heavy.cu"].peak < 160 * MB
     assert measured["heavy.cu"].compiler == "fakecc 1.0"
-    assert (done.progress.done, done.progress.total) == (6, 6)
-    assert done.progress.summary["units"] == 6
+    assert (done.progress.done, done.progress.total) == (5, 5)
+    assert done.progress.summary["units"] == 5
     assert left(folder) == []
 
 
@@ -331,7 +342,7 @@ def test_one_over_the_budget_runs_alone_and_is_said_to(folder: Path) -> None:
 
 
 def test_a_failed_unit_ends_the_build_and_its_error_is_the_first(folder: Path) -> None:
-    units = {"bad": {"mb": 60, "seconds": 0.3, "status": 2}} | {f"u{n}": {"mb": 5, "seconds": 2} for n in range(6)}
+    units = {"bad": {"mb": 60, "seconds": 0.3, "status": 2}} | {f"u{n}": {"mb": 5, "seconds": 0.8} for n in range(4)}
     done = run(folder, units)
     assert done.status != 0
     assert len(done.begun()) == 2, "those that waited were sent home"
@@ -471,7 +482,7 @@ def test_cmake_compiles_and_links_through_the_launcher(folder: Path, capfd: pyte
     for name in "ab":
         (folder / "sub" / f"{name}.c").write_text(f"int {name}(void) {{ return 1; }}\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with broker.Scheduler({"slots": 2, "floor": 1 * MB}, {"cc": "12"}) as scheduler:
+    with Scheduler({"slots": 2, "floor": 1 * MB}, {"cc": "12"}) as scheduler:
         env = os.environ | {"PATH": path} | scheduler.environment
         command = ["cmake", "-G", "Ninja", "-S", str(folder), "-B", str(folder / "out"), *scheduler.cmake_options]
         for argv in (command, ["ninja", "-C", str(folder / "out"), f"-j{scheduler.window}"]):
