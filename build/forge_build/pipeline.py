@@ -118,6 +118,7 @@ def build(
             bases=bases,
             trees=tuple(trees.values()),
             wheels=recorded,
+            made=wheels,
             checks=checks,
             tools=record.tools(engine, bases, wheels),
             stages=tuple(clock.stages),

@@ -40,6 +40,7 @@ def assemble(
     bases: Sequence[Base],
     trees: Sequence[PatchedTree],
     wheels: tuple[RecordedWheel, ...],
+    made: Sequence[Wheel],
     checks: Mapping[str, str],
     tools: Mapping[str, str],
     stages: tuple[RecordedStage, ...],
@@ -75,7 +76,7 @@ def assemble(
         wheels=wheels,
         inputs=_inputs(locked, inputs),
         image_check=dict(checks),
-        deviations=(*inputs.deviations, *_dirty_tree()),
+        deviations=(*inputs.deviations, *(d for wheel in made for d in wheel.deviations), *_dirty_tree()),
         tools=dict(tools),
         stages=stages,
     )

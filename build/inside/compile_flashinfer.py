@@ -2,22 +2,23 @@
 
     compile_flashinfer.py PLAN OUT
 
-PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`), `jobs` says how
-many compilers run side by side. OUT receives MODULE/MODULE.so and `tools.json`. What else FlashInfer reads from the environment
-is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not what the plan expects.
+PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`), `scheduler` says
+what memory and cores there are. OUT receives MODULE/MODULE.so and `tools.json`. What else FlashInfer reads from the
+environment is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not what the plan expects.
 """
 
 import importlib
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
 from importlib.metadata import version
 from pathlib import Path
+
+from scheduling import Scheduler
 
 
 def stop(message):
@@ -34,10 +35,12 @@ def cuda_home():
     return found[0].parent.parent
 
 
-def prepare(home, jobs):
+def prepare(home, scheduler):
     """What FlashInfer's build files are made with."""
     os.environ["CUDA_HOME"] = str(home)
-    os.environ["MAX_JOBS"] = str(jobs)
+    os.environ["MAX_JOBS"] = str(scheduler.window)
+    os.environ["CXX"] = scheduler.launched("c++")
+    os.environ["FLASHINFER_NVCC"] = scheduler.launched(home / "bin" / "nvcc")
     # From flashinfer_jit_cache/jit_cache/MODULE/ to the libraries of the nvidia-* wheels beside that package.
     # `-Xlinker` is understood by c++ and nvcc alike. FlashInfer splits as a shell does, ninja takes one $ away, the inner
     # quotes are for ninja's shell.
@@ -79,21 +82,22 @@ def main(plan_file, out):
     """Generate, compile, collect."""
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
     home = cuda_home()
-    prepare(home, plan["jobs"])
     versions = tools(home)
-    print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}; {plan['jobs']} jobs", flush=True)
+    print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}", flush=True)
+    scheduler = Scheduler(plan["scheduler"], versions)
+    prepare(home, scheduler)
 
     from flashinfer.jit.core import build_jit_specs
 
     specs = [generate(name, where) for name, where in sorted(plan["modules"].items())]
     try:
-        # one ninja over all modules, so that its [N/M] counts all of them
-        build_jit_specs(specs, verbose=True, skip_prebuilt=False)
+        with scheduler:
+            os.environ.update(scheduler.environment)
+            # one ninja over all modules, so that its [N/M] counts all of them
+            build_jit_specs(specs, verbose=True, skip_prebuilt=False)
     except RuntimeError as error:
         print(f"forge: {str(error).splitlines()[0]}", flush=True)
         return 1
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    print(f"forge: the largest process took {largest / 1e6:.0f} MB", flush=True)
     for spec in specs:
         target = Path(out) / spec.name / f"{spec.name}.so"
         target.parent.mkdir(parents=True)

@@ -54,13 +54,16 @@ class FlashInferJit:
             outputs=tuple(f"{name}/{name}.so" for name in known),
             units=sum(module.units for module in known.values()),
             peak=max(module.peak for module in known.values()),
+            version=order.tree.version,
+            # its loader opens the modules, no Python ABI is used
+            tag=f"py3-none-{order.platform}",
         )
 
     def pack(self, order: Order, results: Path, tools: Mapping[str, str], target: Path) -> None:
         """The package, the modules, and FlashInfer's licence."""
-        tree, architectures = order.tree, ", ".join(order.spec.architectures)
+        tree, architectures, plan = order.tree, ", ".join(order.spec.architectures), self.plan(order)
         members = {f"{_PACKAGE}/__init__.py": _INIT.format(version=tree.version, architectures=architectures).encode()}
-        for name in self.plan(order).outputs:
+        for name in plan.outputs:
             members[f"{_PACKAGE}/jit_cache/{name}"] = (results / name).read_bytes()
         runtime = tools["nvidia-cuda-runtime"]
         major = int(runtime.split(".", 1)[0])
@@ -70,8 +73,8 @@ class FlashInferJit:
         wheel.write_wheel(
             target,
             name=DISTRIBUTION,
-            version=tree.version,
-            tag=order.tag,
+            version=plan.version,
+            tag=plan.tag,
             members=members,
             fields=[
                 (
