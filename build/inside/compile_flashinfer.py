@@ -2,9 +2,10 @@
 
     compile_flashinfer.py PLAN OUT
 
-PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`), `scheduler` says
-what memory and cores there are. OUT receives MODULE/MODULE.so and `tools.json`. What else FlashInfer reads from the
-environment is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not what the plan expects.
+PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`, and after a space
+its arguments as JSON), `scheduler` says what memory and cores there are. OUT receives MODULE/MODULE.so and `tools.json`. What else
+FlashInfer reads from the environment is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not
+what the plan expects.
 """
 
 import importlib
@@ -65,15 +66,28 @@ def tools(home):
     }
 
 
+def call(text):
+    """What `package.module:function JSON` gives; an argument `torch.X` stands for that type."""
+    place, _, given = text.partition(" ")
+    module, _, function = place.partition(":")
+    arguments = json.loads(given or "{}")
+    for key, value in arguments.items():
+        if isinstance(value, str) and value.startswith("torch."):
+            arguments[key] = getattr(importlib.import_module("torch"), value.removeprefix("torch."))
+    return getattr(importlib.import_module(module), function)(**arguments)
+
+
 def generate(name, where):
     """The JitSpec of a module, from its generator."""
-    module, _, function = where.partition(":")
     try:
-        spec = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+        spec = call(where)
+    except (ImportError, AttributeError, TypeError) as error:
         stop(f"{where}, which should generate {name}: {error}")
     if spec.name != name:
         stop(f"{where} generates {spec.name!r}, not {name!r}")
+    # It lists the files that it generated in the order of a folder, which is another on each file system; linked in that order.
+    generated = iter(sorted(path for path in spec.sources if path.name.endswith(".generated.cu")))
+    spec.sources = [next(generated) if path.name.endswith(".generated.cu") else path for path in spec.sources]
     print(f"forge: generated {name}, {len(spec.sources)} units", flush=True)
     return spec
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from forge_build.compile import wheel
+from forge_build.compile import flashinfer_modules, wheel
+from forge_build.compile.flashinfer_modules import modules
 from forge_build.compile.recipe import SOURCE, Order, Plan
-from forge_build.compile.units import units
 from forge_core.cli import project_root
 from forge_core.errors import UsageError
 
@@ -33,19 +33,19 @@ def get_jit_cache_dir() -> str:
 class FlashInferJit:
     """See the module."""
 
-    sources: tuple[Path, ...] = (Path(__file__), Path(wheel.__file__))
+    sources: tuple[Path, ...] = (Path(__file__), Path(flashinfer_modules.__file__), Path(wheel.__file__))
 
     def plan(self, order: Order) -> Plan:
-        """Generate and compile the named modules for the named architectures."""
+        """Generate and compile the modules for the named architectures."""
         if order.name != DISTRIBUTION:
             raise UsageError(
                 f"wheels.{order.name}: the recipe flashinfer-jit makes {DISTRIBUTION}",
                 hint="FlashInfer's loader looks for a package of that name, so the wheel must have it",
             )
-        known = units("flashinfer-jit", order.spec.modules, f"wheels.{order.name}.modules")
+        known = modules(order.spec, f"wheels.{order.name}")
         return Plan(
             script=project_root() / "build" / "inside" / "compile_flashinfer.py",
-            arguments={"modules": {name: module.generator for name, module in known.items()}},
+            arguments={"modules": {name: module.call for name, module in known.items()}},
             environment={
                 "PYTHONPATH": SOURCE,
                 "FLASHINFER_CUDA_ARCH_LIST": " ".join(sorted(order.spec.architectures)),
@@ -77,10 +77,7 @@ class FlashInferJit:
             tag=plan.tag,
             members=members,
             fields=[
-                (
-                    "Summary",
-                    f"FlashInfer modules compiled for {architectures}: {', '.join(sorted(order.spec.modules))}",
-                ),
+                ("Summary", f"FlashInfer modules compiled for {architectures}"),
                 ("License-Expression", "Apache-2.0"),
                 ("Classifier", "Private :: Do Not Upload"),
                 ("Requires-Dist", f"flashinfer-python=={tree.version}"),
@@ -88,7 +85,9 @@ class FlashInferJit:
                 ("Requires-Dist", f"nvidia-cuda-runtime<{major + 1},>={runtime}"),
                 ("Requires-Dist", f"apache-tvm-ffi>={tools['apache-tvm-ffi']}"),
             ],
-            description=f"{told}.",
+            description="\n".join(
+                [f"{told}.", "", *(f"- {name}" for name in modules(order.spec, f"wheels.{order.name}"))]
+            ),
             licenses=_licenses(tree.path),
             epoch=order.manifest.epoch,
         )
