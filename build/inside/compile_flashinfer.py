@@ -36,7 +36,21 @@ def cuda_home():
     return found[0].parent.parent
 
 
-def prepare(home, scheduler):
+def links(home, folder):
+    """Link names that the wheels lack: nvrtc's plain one, and a driver's library to link with, for modules that call either."""
+    folder.mkdir()
+    for found in home.glob("lib/libnvrtc.so.*"):
+        (folder / "libnvrtc.so").symlink_to(found)
+    # every name of the header, types too: only functions are ever looked for
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", (home / "include" / "cuda.h").read_text(encoding="utf-8"))))
+    source = folder / "cuda.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
+    driver = str(folder / "libcuda.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", driver, str(source)], check=True)
+    return folder
+
+
+def prepare(home, scheduler, folder):
     """What FlashInfer's build files are made with."""
     os.environ["CUDA_HOME"] = str(home)
     os.environ["MAX_JOBS"] = str(scheduler.window)
@@ -47,6 +61,7 @@ def prepare(home, scheduler):
     # quotes are for ninja's shell.
     os.environ["FLASHINFER_EXTRA_LDFLAGS"] = (
         f"""-Xlinker -rpath -Xlinker "'$$ORIGIN/../../../nvidia/{home.name}/lib'" """
+        f"-L{folder} -Xlinker --as-needed -lcuda -Xlinker --no-as-needed"
     )
 
 
@@ -56,7 +71,7 @@ def tools(home):
     def said(*command):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    return {
+    found = {
         "nvcc": re.search(r"V(\d[\d.]+)", said(home / "bin" / "nvcc", "--version"))[1],
         "c++": said("c++", "-dumpfullversion"),
         "ld": said("ld", "--version").splitlines()[0].rpartition(" ")[2],
@@ -64,6 +79,9 @@ def tools(home):
         "nvidia-cuda-runtime": version("nvidia-cuda-runtime"),
         "apache-tvm-ffi": version("apache-tvm-ffi"),
     }
+    if list(home.glob("lib/libnvrtc.so.*")):
+        found["nvidia-cuda-nvrtc"] = version("nvidia-cuda-nvrtc")
+    return found
 
 
 def call(text):
@@ -99,7 +117,7 @@ def main(plan_file, out):
     versions = tools(home)
     print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}", flush=True)
     scheduler = Scheduler(plan["scheduler"], versions)
-    prepare(home, scheduler)
+    prepare(home, scheduler, links(home, Path("/forge/links")))
 
     from flashinfer.jit.core import build_jit_specs
 

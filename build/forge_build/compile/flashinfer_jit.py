@@ -13,7 +13,7 @@ from forge_build.compile import flashinfer_modules, wheel
 from forge_build.compile.flashinfer_modules import modules
 from forge_build.compile.recipe import SOURCE, Order, Plan
 from forge_core.cli import project_root
-from forge_core.errors import UsageError
+from forge_core.errors import IntegrityError, UsageError
 
 DISTRIBUTION = "flashinfer-jit-cache"
 _PACKAGE = "flashinfer_jit_cache"
@@ -62,11 +62,14 @@ class FlashInferJit:
     def pack(self, order: Order, results: Path, tools: Mapping[str, str], target: Path) -> None:
         """The package, the modules, and FlashInfer's licence."""
         tree, architectures, plan = order.tree, ", ".join(order.spec.architectures), self.plan(order)
+        known = modules(order.spec, f"wheels.{order.name}")
         members = {f"{_PACKAGE}/__init__.py": _INIT.format(version=tree.version, architectures=architectures).encode()}
         for name in plan.outputs:
             members[f"{_PACKAGE}/jit_cache/{name}"] = (results / name).read_bytes()
-        runtime = tools["nvidia-cuda-runtime"]
-        major = int(runtime.split(".", 1)[0])
+        libraries = ["nvidia-cuda-runtime", *(["nvidia-cuda-nvrtc"] if "fused_moe_120" in known else [])]
+        if missing := [name for name in libraries if name not in tools]:
+            raise IntegrityError(f"the builder linked without {', '.join(missing)}")
+        needed = {name: (tools[name], int(tools[name].split(".", 1)[0]) + 1) for name in libraries}
         told = f"Compiled from {tree.name} {tree.version}, git tree {tree.tree}"
         if tree.patches:
             told += f", changed by the patches of {tree.series} to git tree {tree.patched_tree}"
@@ -82,12 +85,10 @@ class FlashInferJit:
                 ("Classifier", "Private :: Do Not Upload"),
                 ("Requires-Dist", f"flashinfer-python=={tree.version}"),
                 # what the objects are linked with, and what their undefined symbols come from
-                ("Requires-Dist", f"nvidia-cuda-runtime<{major + 1},>={runtime}"),
+                *(("Requires-Dist", f"{name}<{major},>={least}") for name, (least, major) in needed.items()),
                 ("Requires-Dist", f"apache-tvm-ffi>={tools['apache-tvm-ffi']}"),
             ],
-            description="\n".join(
-                [f"{told}.", "", *(f"- {name}" for name in modules(order.spec, f"wheels.{order.name}"))]
-            ),
+            description="\n".join([f"{told}.", "", *(f"- {name}" for name in known)]),
             licenses=_licenses(tree.path),
             epoch=order.manifest.epoch,
         )
