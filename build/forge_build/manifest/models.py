@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from forge_build.manifest.crossed import crossed
 from forge_build.manifest.git import GitSource
+from forge_build.manifest.serves import Serves
 from forge_build.manifest.text import (
     DebName,
     Distribution,
@@ -149,6 +150,8 @@ class BuiltWheel(Frozen):
     recipe: Literal["flashinfer-jit", "sgl-kernel"]
     modules: tuple[Name, ...] = ()
     """What the recipe compiles: for `flashinfer-jit` the names of FlashInfer's JIT modules."""
+    serves: Serves | None = None
+    """For `flashinfer-jit`: what the image is to serve; the modules follow from it, and `modules` names more."""
     architectures: tuple[Annotated[str, StringConstraints(pattern=r"^\d+\.\d[af]?$")], ...]
     """Compute capabilities as torch and FlashInfer spell them, for example `12.0a`."""
     check: CompileCheck
