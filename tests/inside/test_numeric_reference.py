@@ -17,7 +17,7 @@ from numeric.bounds import Interval
 from numeric.cases import matrix
 from numeric.formats import Quantised
 
-QUICK = settings(max_examples=150, deadline=None, database=None)
+QUICK = settings(max_examples=60, deadline=None, database=None)
 ONE = torch.ones(1)
 
 
@@ -84,7 +84,7 @@ def test_the_layout_is_a_bijection_onto_the_offsets_that_the_kernels_use(rows: i
     scales = (torch.arange(rows * blocks) + 1).reshape(rows, blocks)
     laid = formats.swizzle(scales)
     flat, tiles = laid.flatten().tolist(), -(-blocks // 4)
-    for row in {0, 1, rows // 2, rows - 1}:
+    for row in {0, rows // 3, rows // 2, rows - 1}:
         for block in range(blocks):
             offset = (row // 128 * tiles + block // 4) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
             assert flat[offset] == scales[row, block]
@@ -212,7 +212,8 @@ def test_the_interval_of_an_exact_value_is_that_value() -> None:
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     factor = formats.global_scale(x)
     made = bounds.requantised(Interval(x, torch.zeros_like(x)), factor)
-    assert torch.equal(made.middle, formats.quantise(x, factor).values() / factor.double())
+    exact = formats.quantise(x, factor).values() / factor.double()
+    assert torch.allclose(made.middle, exact, rtol=1e-15, atol=0)
     assert not made.radius.any()
 
 
@@ -238,5 +239,16 @@ def test_a_layer_against_plain_arithmetic() -> None:
             fed = formats.quantise(hidden[None], layer.scale2).values()[0] / layer.scale2.double()
             total += routed.weights[token, place].double() * (w2 @ fed)
         assert bool(((total - expected.middle[token]).abs() <= expected.radius[token]).all())
-        # The bound is a bound on errors, not on everything: it is well below the output itself.
-        assert expected.radius[token].mean() < 0.6 * total.abs().mean()
+        # Worst cases added up: about as large as the output (docs/numeric.md), which `gain_error` is there for.
+        assert expected.radius[token].mean() < 1.5 * total.abs().mean()
+
+
+def test_the_gain_sees_four_percent_and_forgives_roundings() -> None:
+    layer = experts_cases._layer("cpu")
+    x = experts_cases._quantised_input(layer, experts_cases._routed(64, 1, "cpu").x)
+    first, second = layer.alphas()
+    made = experts_cases._expert(layer, 2, x, first, second)
+    right = made.out.middle.bfloat16()
+    assert bounds.gain_error(right, made) < 0.1
+    assert bounds.gain_error((right.double() * 1.04).bfloat16(), made) > 1
+    assert bounds.gain_error((right.double() * 0.96).bfloat16(), made) > 1

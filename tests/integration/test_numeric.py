@@ -22,7 +22,7 @@ from forge_core.engine import Engine, connect
 from forge_core.errors import EnvironmentFailure
 from forge_core.record import BuildRecord
 from forge_validate import numeric, options, policy, serving
-from forge_validate.numeric import ask as asking
+from forge_validate.numeric import container as asking
 from forge_validate.numeric import parse
 from forge_validate.policy import Kernel, Numeric
 from forge_validate.serving import Serving
@@ -80,7 +80,7 @@ def ask(container: Container) -> Ask:
     """Run the script on stand-ins; every case of every kernel comes back."""
 
     def run(*kernels: str, fault: str = "", kernel: str | None = None, deadline: float = 600) -> dict[str, Any]:
-        told = {"NUMERIC_FAULT": fault, "PYTHONPATH": "/kernels", "OMP_NUM_THREADS": "2", "HOME": "/tmp"}
+        told = {"NUMERIC_FAULT": fault, "PYTHONPATH": "/kernels", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
         if kernel is not None:
             told["NUMERIC_KERNEL"] = kernel
         words = ["python3", "-B", "-m", "numeric", "--device", "cpu", "--deadline", str(deadline), *kernels]
@@ -118,7 +118,7 @@ def test_the_reference(container: Container) -> None:
         "-q",
         "/tests",
     ]
-    status, said = container.exec_run(words, workdir="/tmp", environment={"HOME": "/tmp", "OMP_NUM_THREADS": "2"})
+    status, said = container.exec_run(words, workdir="/tmp", environment={"HOME": "/tmp", "OMP_NUM_THREADS": "1"})
     assert status == 0, said.decode()
     assert " passed" in said.decode() and "failed" not in said.decode()
 

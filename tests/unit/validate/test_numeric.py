@@ -20,7 +20,7 @@ from forge_validate import numeric, options, policy, serving, suite, trial
 from forge_validate.checks import CheckResult
 from forge_validate.judge import Bench
 from forge_validate.numeric import Document, Measured, judge, parse, unmeasured
-from forge_validate.numeric.ask import script_folder
+from forge_validate.numeric.container import script_folder
 from forge_validate.policy import Kernel, Numeric, Policy
 from forge_validate.serving import Serving
 from forge_validate.verdict import decide

@@ -7,7 +7,7 @@ from pathlib import Path
 from forge_core.console import Console
 from forge_core.engine import Engine
 from forge_validate.checks import CheckResult
-from forge_validate.numeric.ask import FILE_NAME, ask
+from forge_validate.numeric.container import FILE_NAME, ask
 from forge_validate.numeric.document import Document, Measured, parse
 from forge_validate.numeric.judge import judge, unmeasured
 from forge_validate.policy import Policy
