@@ -113,7 +113,8 @@ def swiglu(up: Interval, gate: Interval) -> Interval:
 def halves(both: Interval) -> tuple[Interval, Interval]:
     """Up and gate, side by side in the columns of one product."""
     half = both.middle.shape[1] // 2
-    return tuple(Interval(both.middle[:, part], both.radius[:, part]) for part in (slice(half), slice(half, None)))
+    up, gate = (Interval(both.middle[:, part], both.radius[:, part]) for part in (slice(half), slice(half, None)))
+    return up, gate
 
 
 class Output(NamedTuple):
