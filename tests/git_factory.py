@@ -15,8 +15,10 @@ class Origin:
         self.folder = folder
         folder.mkdir(parents=True)
         self.git("init", "-q", "-b", "main")
-        self.git("config", "uploadpack.allowFilter", "true")
-        self.git("config", "core.protectNTFS", "false")
+        with (folder / ".git/config").open("a") as config:
+            config.write(
+                "[uploadpack]\n\tallowFilter = true\n[core]\n\tprotectNTFS = false\n[maintenance]\n\tauto = false\n"
+            )
         (folder / ".git/info/attributes").write_text("* -text\n")
 
     @property

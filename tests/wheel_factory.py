@@ -29,6 +29,7 @@ def make_wheel(
     file: str | None = None,
     metadata_version: str | None = None,
     purelib: bool = False,
+    requires: tuple[str, ...] = (),
     date: tuple[int, ...] = (2020, 1, 1, 0, 0, 0),
     record: dict[str, str | None] | None = None,
     extra: dict[str, bytes] | None = None,
@@ -46,8 +47,9 @@ def make_wheel(
         for member, data in members.items()
     }
     content[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {metadata_version or version}\n".encode()
-    )
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {metadata_version or version}\n"
+        + "".join(f"Requires-Dist: {line}\n" for line in requires)
+    ).encode()
     content[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: {str(purelib).lower()}\n{tags}".encode()
     )

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from forge_build import base, compile, image, image_check, lock, manifest, model, patch, record, sbom, wheel_check
-from forge_build.compile.units import units
+from forge_build.compile.flashinfer_modules import modules as flashinfer_modules
 from forge_build.fetch import Inputs, fetch
 from forge_build.image import BuiltFile, sizes
 from forge_build.lock import Lock
 from forge_build.manifest import Manifest
+from forge_build.wheel_check.stack import stack
 from forge_core import engine as engines
 from forge_core import registry
 from forge_core.cli import work_folder
@@ -58,11 +59,18 @@ class _Image:
 
 
 def build(
-    profile: str | None, *, offline: bool, keep: bool, console: Console, mirrors: Sequence[Path] = ()
+    profile: str | None,
+    *,
+    offline: bool,
+    keep: bool,
+    console: Console,
+    mirrors: Sequence[Path] = (),
+    subset: str | None = None,
 ) -> BuildRecord:
     """From a profile's manifest to an image in staging and its record, which is written last.
 
-    `mirrors` are git directories that may have the commits of sources. Raises the errors of the stages; a failed build
+    `mirrors` are git directories that may have the commits of sources. With `subset` the wheels whose recipe knows that part are
+    compiled in that part alone, which the record counts as a deviation. Raises the errors of the stages; a failed build
     leaves no record, so that nothing can validate what it left.
     """
     name = manifest.known(profile)
@@ -70,6 +78,7 @@ def build(
     target = work / FILE_NAME
     previous = _set_aside(target)
     plan = manifest.load(name)
+    compile.know_subset(plan, subset)
     locked = lock.load(plan)
     logs, clock = work / "logs", _Clock()
     logs.mkdir(exist_ok=True)
@@ -109,6 +118,7 @@ def build(
                         log=logs / f"compile-{name}.log",
                         console=console,
                         keep=keep,
+                        subset=subset,
                         ensure_builder=ensure_builder,
                     )
                     for name, spec in plan.wheels.items()
@@ -143,6 +153,7 @@ def build(
             bases=bases,
             trees=tuple(trees.values()),
             wheels=recorded,
+            made=wheels,
             checks=checks,
             sbom=materials,
             tools=record.tools(engine, bases, wheels),
@@ -216,6 +227,7 @@ def _check_wheels(
     shutil.rmtree(wheelhouse, ignore_errors=True)
     wheelhouse.mkdir()
     environment = [inputs.path(w.sha256) for w in locked.wheels["runtime"]]
+    beside = stack(locked, lambda wheel: inputs.path(wheel.sha256), base=plan.base.provides, python=plan.target.python)
     built, recorded = [], []
     for wheel in wheels:
         with console.step("wheel check", wheel.file) as step:
@@ -227,6 +239,7 @@ def _check_wheels(
                 epoch=plan.epoch,
                 environment=environment,
                 platform=plan.target.platform,
+                stack=beside,
             )
             if console.verbose:
                 console.print(wheel_check.table(report))
@@ -316,10 +329,10 @@ def _check_image(
 ) -> dict[str, str]:
     """The check's answer; one that was green for this very digest and request is not asked again."""
     modules = {
-        name: unit.generator
+        name: module.call
         for wheel, spec in plan.wheels.items()
         if spec.recipe == "flashinfer-jit"
-        for name, unit in units(spec.recipe, spec.modules, f"wheels.{wheel}.modules").items()
+        for name, module in flashinfer_modules(spec, f"wheels.{wheel}").items()
     }
     identity = image_check.key(plan, locked, reference, modules)
     if (known := store.note_get("image-check", identity)) is not None:

@@ -40,6 +40,7 @@ def assemble(
     bases: Sequence[Base],
     trees: Sequence[PatchedTree],
     wheels: tuple[RecordedWheel, ...],
+    made: Sequence[Wheel],
     checks: Mapping[str, str],
     sbom: str,
     tools: Mapping[str, str],
@@ -77,7 +78,7 @@ def assemble(
         inputs=_inputs(locked, inputs),
         image_check=dict(checks),
         sbom=sbom,
-        deviations=(*inputs.deviations, *_dirty_tree()),
+        deviations=(*inputs.deviations, *(d for wheel in made for d in wheel.deviations), *_dirty_tree()),
         tools=dict(tools),
         stages=stages,
     )

@@ -175,8 +175,7 @@ def load(place, cuda):
     if torch.version.cuda is None:
         # FlashInfer asks torch for the version of CUDA; a CPU build has none to tell.
         torch.version.cuda = cuda
-    module, _, function = place.partition(":")
-    spec = getattr(importlib.import_module(module), function)()
+    spec = call(place)
     if not spec.is_aot:
         raise RuntimeError(f"FlashInfer does not find {spec.name} compiled ahead; it would look in {spec.aot_path}")
     spec.build_and_load()
@@ -185,6 +184,17 @@ def load(place, cuda):
     if str(found) not in Path("/proc/self/maps").read_text():
         raise RuntimeError(f"{found} is not among what the process has loaded")
     return str(found)
+
+
+def call(text):
+    """What `package.module:function JSON` gives; an argument `torch.X` stands for that type."""
+    place, _, given = text.partition(" ")
+    module, _, function = place.partition(":")
+    arguments = json.loads(given or "{}")
+    for key, value in arguments.items():
+        if isinstance(value, str) and value.startswith("torch."):
+            arguments[key] = getattr(importlib.import_module("torch"), value.removeprefix("torch."))
+    return getattr(importlib.import_module(module), function)(**arguments)
 
 
 def attempt(action):

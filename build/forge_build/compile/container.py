@@ -1,4 +1,4 @@
-"""A builder container: no network, no mounts (a remote engine sees none of our folders), files copied in and out.
+"""A builder container: no network, no folder of ours mounted (a remote engine sees none), files copied in and out.
 
 Whatever ends the work, the container is gone after it, unless it is to be kept.
 """
@@ -43,11 +43,13 @@ def builder(
     mark: Mapping[str, str] | None = None,
     memory: int | None = None,
     read_only: bool = False,
+    volumes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[Container]:
     """A created, not yet started container; removed at the end whatever happens, with `keep` only stopped.
 
     `memory` is its limit in bytes, swap included: a compiler is killed before it makes the machine thrash. With `read_only`
-    nothing can be copied in and only /tmp, in memory, can be written. What an earlier
+    nothing can be copied in and only /tmp, in memory, can be written. `volumes` (volume or folder -> `bind`, `mode`) is for a
+    compiler cache alone. What an earlier
     process left behind with the same labels `mark` is removed first, so the caller must hold a lock for them. Raises
     EnvironmentFailure, here and for what happens inside, when the engine refuses or goes away.
     """
@@ -70,6 +72,7 @@ def builder(
                 tmpfs={"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"} if read_only else None,  # noqa: S108 - inside the container
                 mem_limit=memory,
                 memswap_limit=memory,
+                volumes={place: dict(mount) for place, mount in (volumes or {}).items()},
                 pids_limit=4096,
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],

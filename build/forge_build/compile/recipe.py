@@ -12,6 +12,8 @@ from forge_build.patch import PatchedTree
 
 SOURCE = "/forge/src"
 """Where the patched tree lies in the builder: it is part of the compiled bytes, so it never changes."""
+DEPENDENCIES = "/forge/dependencies"
+"""Where the trees lie that the source's build takes by name: one folder each, named as in `tree.dependencies`."""
 OUTPUT = "/forge/out"
 """Where the script leaves its results."""
 
@@ -25,12 +27,14 @@ class Order:
     spec: BuiltWheel
     manifest: Manifest
     tree: PatchedTree
+    subset: str | None = None
+    """The part of it to compile for a quick look, by the recipe's name; none: all."""
 
     @property
-    def tag(self) -> str:
-        """Compatibility tag: no Python ABI is used, the C library is the builder's."""
+    def platform(self) -> str:
+        """Platform tag: the C library is the builder's."""
         architecture, platform = self.manifest.target.platform.split("-", 1)
-        return f"py3-none-{platform}_{architecture}"
+        return f"{platform}_{architecture}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Plan:
     script: Path
     """Of `build/inside`; called with PLAN and OUT."""
     arguments: Mapping[str, Any]
-    """PLAN, beside `jobs`."""
+    """PLAN, beside `scheduler`."""
     environment: Mapping[str, str]
     """On top of the image's own; nothing of the caller's gets in."""
     outputs: tuple[str, ...]
@@ -48,7 +52,11 @@ class Plan:
     units: int
     """How many files compile."""
     peak: int
-    """Bytes one compiler needs at most."""
+    """Bytes that the largest unit is known to need; said before it starts when there is less."""
+    version: str
+    """Of the wheel."""
+    tag: str
+    """Compatibility tag of the wheel: Python, ABI, platform."""
 
 
 class Recipe(Protocol):
@@ -56,6 +64,8 @@ class Recipe(Protocol):
 
     sources: tuple[Path, ...]
     """Own files that decide what the packed bytes are; they are part of the wheel's key."""
+    subsets: tuple[str, ...]
+    """Parts that it can compile alone; `Order.subset` is one of them or none."""
 
     def plan(self, order: Order) -> Plan:
         """What to run; raises UsageError when the manifest asks for what the recipe does not know."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from forge_build import patch
 from forge_build.fetch import git
-from forge_build.fetch.git.clone import Clone, NoSuchCommit, Unanswered, commit_of_tag
+from forge_build.fetch.git.clone import Clone
+from forge_build.fetch.git.command import NoSuchCommit, Unanswered, commit_of_tag
 from forge_build.lock import LockedDependency, LockedSource
 from forge_build.lock.cmake import Declaration, declarations
 from forge_build.manifest import GitDependency, GitSource, Source
@@ -29,10 +30,7 @@ def lock(
     wanted = source.git
     assert wanted is not None
     with tempfile.TemporaryDirectory(prefix="source-") as scratch:
-        clone = Clone.fetch(wanted.url, wanted.commit, Path(scratch) / "clone", mirrors=mirrors, step=step, name=name)
-        tree = clone.tree(wanted.subfolder)
-        folder = clone.check_out(tree, Path(scratch) / "tree")
-        git.keep(name, tree, folder, store, step)
+        tree, folder = _source(name, wanted, previous, store, mirrors, step, Path(scratch))
         compare(f"sources.{name}.git.dependencies", _own(wanted), declarations(folder))
         dependencies = {}
         for part, item in wanted.dependencies.items():
@@ -50,6 +48,32 @@ def lock(
         patched_tree=patched.patched_tree,
         dependencies=dependencies,
     )
+
+
+def _source(
+    name: str,
+    wanted: GitSource,
+    previous: LockedSource | None,
+    store: Store,
+    mirrors: Sequence[Path],
+    step: Step,
+    scratch: Path,
+) -> tuple[str, Path]:
+    """The tree id of a source and a folder with its files: from its repository, else as it was locked and stored before."""
+    try:
+        clone = Clone.fetch(wanted.url, wanted.commit, scratch / "clone", mirrors=mirrors, step=step, name=name)
+        tree = clone.tree(wanted.subfolder)
+        folder = clone.check_out(tree, scratch / "tree")
+    except Unanswered:
+        same = (wanted.url, wanted.commit, wanted.subfolder)
+        if previous is None or (previous.url, previous.commit, previous.subfolder) != same:
+            raise
+        if git.known(previous.tree, name, store) is None:
+            raise
+        step.say(f"{name}: its repository does not answer; taken from the store as it was locked")
+        return previous.tree, git.unpack(previous.tree, name, store, scratch / "stored")
+    git.keep(name, tree, folder, store, step)
+    return tree, folder
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any, Literal, Self, cast
@@ -12,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from forge_build.manifest.crossed import crossed
 from forge_build.manifest.git import GitSource
+from forge_build.manifest.serves import Serves
 from forge_build.manifest.text import (
     DebName,
     Distribution,
@@ -62,6 +64,8 @@ class Base(Frozen):
     runtime: Rootfs | None = None
     builder_image: Annotated[str, AfterValidator(image_reference)] | None = None
     runtime_image: Annotated[str, AfterValidator(image_reference)] | None = None
+    provides: tuple[str, ...] = ()
+    """Libraries a `runtime_image` has that no wheel brings, by soname; of a `runtime` they follow from its packages."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -103,16 +107,40 @@ class Source(Frozen):
         return self
 
 
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
+class DemandedInstruction(Frozen):
+    """Machine code that must be there for the demanded architectures."""
+
+    pattern: Annotated[str, AfterValidator(_pattern)]
+    """Regular expression over nvdisasm's text, for example `OMMA.*E2M1` (native FP4 MMA)."""
+    at_least: Annotated[int, Field(ge=1)] = 1
+    """In each object it is for."""
+    objects: str = "*"
+    """Glob over the paths inside the wheel: the objects with device code it is for."""
+
+
 class CompileCheck(Frozen):
-    """What the wheel check holds a built wheel to."""
+    """What the wheel check holds a wheel to."""
 
     demand: tuple[Architecture, ...]
     """Cubin architectures every shared object with device code must hold."""
     allow: tuple[Architecture, ...]
     """Cubin architectures it may hold; any other is foreign."""
     ptx: Literal["forbid", "allow"] = "forbid"
-    needed: tuple[str, ...] = ()
-    """Libraries it may NEED beyond the C library's own family, by soname."""
+    needed: tuple[str, ...] | Literal["provided"] = ()
+    """Libraries it may NEED beyond what the base has, by soname; `provided`: whatever the lock's wheels hold."""
+    instructions: tuple[DemandedInstruction, ...] = ()
+    max_size: Annotated[int, Field(ge=1)] | None = None
+    """Bytes of the wheel file."""
+    max_object_size: Annotated[int, Field(ge=1)] | None = None
+    """Bytes of each shared object, unpacked."""
 
 
 class BuiltWheel(Frozen):
@@ -122,6 +150,8 @@ class BuiltWheel(Frozen):
     recipe: Literal["flashinfer-jit", "sgl-kernel"]
     modules: tuple[Name, ...] = ()
     """What the recipe compiles: for `flashinfer-jit` the names of FlashInfer's JIT modules."""
+    serves: Serves | None = None
+    """For `flashinfer-jit`: what the image is to serve; the modules follow from it, and `modules` names more."""
     architectures: tuple[Annotated[str, StringConstraints(pattern=r"^\d+\.\d[af]?$")], ...]
     """Compute capabilities as torch and FlashInfer spell them, for example `12.0a`."""
     check: CompileCheck

@@ -25,10 +25,11 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 _SETTINGS = (
-    "core.autocrlf=false", "core.fileMode=true", "core.symlinks=true", "core.ignoreCase=false", "gc.auto=0",
+    "autocrlf = false", "fileMode = true", "symlinks = true", "ignoreCase = false",
     # names that Windows or macOS would read as others are names here
-    "core.protectNTFS=false", "core.protectHFS=false",
+    "protectNTFS = false", "protectHFS = false",
 )  # fmt: skip
+"""Of the section `core`."""
 _FAILED = re.compile(r"^patch failed: (.+):(\d+)$")
 
 
@@ -61,8 +62,11 @@ class Repository:
         self._scratch = tempfile.TemporaryDirectory(prefix="git-")
         self._env = _ENVIRONMENT | {"GIT_DIR": self._scratch.name, "GIT_WORK_TREE": str(self._folder)}
         self._git("-c", "init.defaultBranch=main", "init", "--quiet")
-        for setting in _SETTINGS:
-            self._git("config", *setting.split("="))
+        # written at once: `git config` is a process for each
+        with (Path(self._scratch.name) / "config").open("a", encoding="utf-8") as config:
+            config.write(
+                "[core]\n" + "".join(f"\t{setting}\n" for setting in _SETTINGS) + "[maintenance]\n\tauto = false\n"
+            )
         # Highest precedence: what a tree's own .gitattributes says must not change bytes.
         info = Path(self._scratch.name) / "info"
         info.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
 
-from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.component import Component, ComponentScope, ComponentType, Pedigree
 from cyclonedx.model.license import License

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,15 @@ class VersionNeed:
 
 
 @dataclass(frozen=True)
+class Section:
+    """Where a section lies: address when loaded, offset in the file, size in bytes."""
+
+    address: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Elf:
     """One ELF file as the dynamic loader sees it."""
 
@@ -83,6 +92,8 @@ class Elf:
     exports: Mapping[str, frozenset[str]]
     """Symbol -> its versions; empty set: without a version."""
     version_needs: tuple[VersionNeed, ...]
+    places: Mapping[str, Section] = field(default_factory=dict)
+    """The named sections that have bytes in the file."""
 
     def provides(self, wanted: Import) -> bool:
         """Whether this object defines the symbol, in the version that is asked for if it has versions at all."""
@@ -130,6 +141,11 @@ def _read(elf: Any) -> Elf:
         imports=imports,
         exports=exports,
         version_needs=tuple(VersionNeed(library, name, weak) for _, library, name, weak in needs),
+        places={
+            s.name: Section(s["sh_addr"], s["sh_offset"], s["sh_size"])
+            for s in elf.iter_sections()
+            if s.name and s["sh_type"] != "SHT_NOBITS"
+        },
     )
 
 

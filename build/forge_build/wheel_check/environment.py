@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -24,11 +24,15 @@ class Environment:
     """What is installed beside the wheel under check.
 
     `paths` are wheel files (under any name: a store names them by sha256) or folders, whose wheel files and libraries
-    count. Raises EnvironmentFailure when one is missing, IntegrityError when a wheel is damaged.
+    count; `more` brings further wheels for a library that none of them has. Raises EnvironmentFailure when one is missing,
+    IntegrityError when a wheel is damaged.
     """
 
-    def __init__(self, paths: Sequence[Path], folder: Path) -> None:
+    def __init__(
+        self, paths: Sequence[Path], folder: Path, more: Callable[[str], Sequence[Path]] = lambda soname: ()
+    ) -> None:
         self._folder = folder
+        self._more = more
         self._read: dict[str, elf.Elf | None] = {}
         self._places: dict[str, _Place] = {}
         for path in paths:
@@ -41,12 +45,15 @@ class Environment:
 
     def has(self, soname: str) -> bool:
         """Whether something provides a library of this name; libraries are found by file name, as the loader does."""
+        if soname not in self._places:
+            for wheel in self._more(soname):
+                self._list(wheel)
         return soname in self._places
 
     def library(self, soname: str) -> elf.Elf | None:
         """Read a library once; none where nothing provides it."""
         if soname not in self._read:
-            place = self._places.get(soname)
+            place = self._places[soname] if self.has(soname) else None
             self._read[soname] = self._load(soname, place) if place else None
         return self._read[soname]
 

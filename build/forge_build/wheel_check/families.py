@@ -66,3 +66,44 @@ PRELOADED: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("libtorch_cuda.so", re.compile(r"2at|5torch")),
     ("libtorch_cpu.so", re.compile(r"2at|5torch|3c10|^aoti_torch_|^torch_")),
 )
+
+# Libraries whose soname is CUDA's own major version; libcusparse, libcusolver, libcufft and libcurand count for themselves.
+CUDA_MAJOR_SONAME = re.compile(
+    r"^lib(?:cudart|cublas|cublasLt|nvblas|nvrtc|nvrtc-builtins|nvJitLink|nvfatbin)\.so\.(\d+)"
+)
+
+# Which package holds a library, where a lock's wheel is not at hand and must be brought to look into it.
+PROVIDERS: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
+    (re.compile(soname), re.compile(rf"{package}(?:-cu\d+)?"))
+    for soname, package in (
+        (r"lib(?:c10|torch|shm|caffe2)(?:_\w+)?\.so", "torch"),
+        (r"libcudart\.so", "nvidia-cuda-runtime"),
+        (r"lib(?:cublas|cublasLt|nvblas)\.so", "nvidia-cublas"),
+        (r"libnvrtc(?:-builtins)?\.so", "nvidia-cuda-nvrtc"),
+        (r"libnvJitLink\.so", "nvidia-nvjitlink"),
+        (r"libcusparse\.so", "nvidia-cusparse"),
+        (r"libcusparseLt\.so", "nvidia-cusparselt"),
+        (r"libcusolver(?:Mg)?\.so", "nvidia-cusolver"),
+        (r"libcufftw?\.so", "nvidia-cufft"),
+        (r"libcurand\.so", "nvidia-curand"),
+        (r"libcupti\.so", "nvidia-cuda-cupti"),
+        (r"libcudnn\w*\.so", "nvidia-cudnn"),
+        (r"libnccl\.so", "nvidia-nccl"),
+        (r"libnvshmem_host\.so", "nvidia-nvshmem"),
+        (r"libtvm_ffi\.so", "apache-tvm-ffi"),
+    )
+)
+
+# Symbols without a version, by the library that has them: where it is absent, its absence is the finding.
+SYMBOLS_OF: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = tuple(
+    (re.compile(soname), re.compile(symbol))
+    for soname, symbol in (
+        (r"libcudart\.so", r"^(?:cuda[A-Z]|__cuda[A-Z])\w*$"),
+        (r"libcublas\.so", r"^cublas(?!Lt)\w+$"),
+        (r"libcublasLt\.so", r"^cublasLt\w+$"),
+        (r"libnvrtc\.so", r"^nvrtc\w+$"),
+        (r"libnuma\.so", r"^numa_\w+$"),
+        (r"libtorch_cuda\.so", r"^_ZN?K?(?:2at|5torch)(?:4cuda|\d+CUDA)"),
+        (r"libc10_cuda\.so", r"^_ZN?K?3c104cuda"),
+    )
+)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, parse_tag
 from packaging.utils import InvalidWheelFilename, NormalizedName, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -48,6 +50,14 @@ def dist_info(archive: zipfile.ZipFile, wheel: str) -> tuple[str | None, list[Fi
         return found[0], []
     message = f"has {len(found)} .dist-info folders" + (f": {', '.join(found)}" if found else "")
     return None, [Finding(kind="metadata", where=wheel, message=message)]
+
+
+def requirements(archive: zipfile.ZipFile, folder: str | None) -> Iterator[Requirement]:
+    """What the METADATA of `folder` (the .dist-info) requires; a malformed line is left out."""
+    headers = _headers(archive, f"{folder}/METADATA") if folder else None
+    for text in headers.get_all("Requires-Dist", []) if headers else []:
+        with suppress(InvalidRequirement):
+            yield Requirement(text)
 
 
 def check(

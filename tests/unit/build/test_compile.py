@@ -185,17 +185,6 @@ def engine(client: object, *, remote: bool = True) -> Engine:
     return cast(Engine, SimpleNamespace(client=client, remote=remote, address="unix:///nowhere"))
 
 
-@pytest.mark.parametrize(
-    ("total", "cores", "peak", "jobs"),
-    [(25e9, 2, 1.5e9, 2), (25e9, 64, 1.5e9, 16), (25e9, 64, 14.1e9, 1), (8e9, 64, 14.1e9, 1), (500e9, 64, 6.4e9, 64)],
-)
-def test_jobs_follow_cores_and_memory(total: float, cores: int, peak: float, jobs: int) -> None:
-    client = SimpleNamespace(info=lambda: {"MemTotal": int(total), "NCPU": cores})
-    memory, found = stage.share(engine(client), int(peak))
-    assert found == jobs
-    assert memory == int(total) - 1_000_000_000
-
-
 class Client:
     """The calls of an engine's client that a builder container needs, remembered."""
 

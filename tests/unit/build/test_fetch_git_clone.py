@@ -8,7 +8,8 @@ from git_factory import Origin
 
 from forge_build import patch
 from forge_build.__main__ import main
-from forge_build.fetch.git.clone import Clone, NoSuchCommit, Unanswered, commit_of_tag
+from forge_build.fetch.git.clone import Clone
+from forge_build.fetch.git.command import NoSuchCommit, Unanswered, commit_of_tag
 from forge_build.fetch.git.mirror import repositories
 from forge_core.errors import EnvironmentFailure, UsageError
 

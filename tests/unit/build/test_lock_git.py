@@ -128,6 +128,24 @@ def test_what_was_locked_before_stays_when_it_cannot_be_had_now(line):
     assert line.lock(line.given(paths=["include"]), cmake).dependencies["repo-x"].unlocked
 
 
+def test_a_source_that_was_locked_and_stored_needs_no_repository_to_be_locked_again(line, tmp_path, monkeypatch):
+    cmake = declared("repo-x", line.dependency.url, line.needed)
+    before = line.lock(line.given(), cmake)
+    commit = line.source.git("rev-parse", "HEAD")
+    source = Source(git=line.source.source(commit, "k", dependencies=line.given()))
+    line.source.gone()
+    line.dependency.gone()
+    with QUIET.step("resolve") as step:
+        assert git.lock("kernel", source, before, line.store, (), step) == before
+        for other in (
+            None,
+            before.model_copy(update={"subfolder": None}),
+            before.model_copy(update={"tree": "f" * 40}),
+        ):
+            with pytest.raises(EnvironmentFailure):
+                git.lock("kernel", source, other, line.store, (), step)
+
+
 def test_a_tag_is_locked_once_and_looked_up_again_for_an_upgrade(line, tmp_path):
     line.dependency.git("tag", "v1")
     wanted = {"repo-x": {"url": line.dependency.url, "tag": "v1"}}

@@ -61,7 +61,13 @@ def test_sm120_builds_both_wheels_for_sm_120a_alone_in_production() -> None:
     assert (source.version, source.subfolder) == ("0.3.21", "sgl-kernel")
 
 
-def test_a_profile_without_a_lock_says_so_before_anything_is_touched() -> None:
+def test_a_profile_without_a_lock_says_so_before_anything_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (manifests.manifests_folder() / "sm120.yaml").read_text(encoding="utf-8")
+    monkeypatch.setenv("FORGE_ROOT", str(tmp_path))
+    manifests.manifests_folder().mkdir(parents=True)
+    (manifests.manifests_folder() / "sm120.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match="'sm120' has no lock") as caught:
         pipeline.build("sm120", offline=False, keep=False, console=Console(quiet=True))
     assert "nox -s lock -- --profile sm120" in (caught.value.hint or "")

@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from forge_build.fetch.git.command import NoSuchCommit, Unanswered, git, init
+from forge_build.fetch.git.mirror import Heap
 from forge_core.console import Step, size
-from forge_core.errors import EnvironmentFailure, UsageError
-from forge_core.process import Completed, run
+from forge_core.errors import UsageError
+from forge_core.process import Completed
 
-# The user's own git settings count here (proxy, credentials, `insteadOf`): whatever way the commit comes, its id names its
-# bytes. Only these are fixed: no prompt, no transport that runs a command, no hint in another language to read.
-_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "https:ssh:git:http:file", "LC_ALL": "C"}
 # What may keep git from writing a tree as it was committed.
 _AS_COMMITTED = (
     "core.bare=false", "core.symlinks=true", "core.fileMode=true", "core.ignoreCase=false", "core.sparseCheckout=false",
     "core.protectNTFS=false", "core.protectHFS=false",
 )  # fmt: skip
-_TIMEOUT_S = 1800
 _TICK_S = 0.5
 # What a server answers that has no such commit, or gives a commit only when a branch names it.
 _NO_SUCH = re.compile(r"not our ref|unadvertised object|no such remote ref|couldn't find remote ref", re.IGNORECASE)
@@ -31,22 +29,14 @@ _HINT = (
 )
 
 
-class NoSuchCommit(UsageError):
-    """The repository answers, and does not have the commit."""
-
-
-class Unanswered(EnvironmentFailure):
-    """The repository does not answer, or does not give what it has."""
-
-
 class Clone:
     """A scratch bare repository that holds one commit; every object was hashed on its way in."""
 
     def __init__(self, url: str, commit: str, folder: Path, *, step: Step | None = None, name: str = "") -> None:
         self._url, self._commit, self._folder = url, commit, folder
-        self._aside = folder.with_name(f"{folder.name}-mirror")
         self._step, self._name = step, name or url
-        self._mirrored = False
+        self._heap: Heap | None = None
+        """The mirror's clone that it came from."""
 
     @classmethod
     def fetch(
@@ -65,7 +55,7 @@ class Clone:
         Raises NoSuchCommit when the repository has no such commit, Unanswered when it does not answer.
         """
         clone = cls(url, commit, folder, step=step, name=name)
-        clone._init(folder)
+        init(folder)
         # Highest precedence: what the tree's own .gitattributes says must not change bytes at the checkout.
         (folder / "info").mkdir(exist_ok=True)
         (folder / "info/attributes").write_text(
@@ -130,11 +120,13 @@ class Clone:
         they give the tree id again is seen where they are packed (`forge_build.fetch.git.keep`).
         """
         self.refuse_submodules(tree)
-        if self._mirrored and not self._carry(
-            line.split()[2] for line in self._git("ls-tree", "-r", tree).stdout.splitlines()
-        ):
-            self._say("the mirror does not have all of its files; taken from its address")
-            self._from_address()
+        if self._heap is not None:
+            listing = self._git("ls-tree", "-r", tree).stdout.splitlines()
+            with self._watched():
+                whole = self._heap.carry((line.split()[2] for line in listing), self._folder)
+            if not whole:
+                self._say("the mirror does not have all of its files; taken from its address")
+                self._from_address()
         into.mkdir(parents=True)
         index = {"GIT_INDEX_FILE": str(self._folder / "index"), "GIT_WORK_TREE": str(into)}
         settings = [word for setting in _AS_COMMITTED for word in ("-c", setting)]
@@ -159,58 +151,31 @@ class Clone:
         return (rows[0][0], rows[0][1], rows[0][2]) if len(rows) == 1 else None
 
     def _take_from(self, place: Path) -> bool:
-        """Take commit and trees out of a clone on this machine, which is read as a heap of objects and nothing else."""
-        shutil.rmtree(self._aside, ignore_errors=True)
-        self._init(self._aside)
-        (self._aside / "objects/info").mkdir(exist_ok=True)
-        (self._aside / "objects/info/alternates").write_text(f"{place / 'objects'}\n", encoding="utf-8")
-        if self._git("cat-file", "-t", self._commit, check=False, env=self._heap).stdout.strip() != "commit":
+        """Take commit and trees out of a clone on this machine, if it has them."""
+        heap = Heap(place, self._folder.with_name(f"{self._folder.name}-mirror"))
+        trees = heap.trees(self._commit)
+        if trees is None:
             return False
-        root = self._git("rev-parse", "--verify", "--quiet", f"{self._commit}^{{tree}}", check=False, env=self._heap)
-        trees = self._git("ls-tree", "-r", "-d", root.stdout.strip(), check=False, env=self._heap)
-        if root.returncode or trees.returncode:
-            return False
-        rows = [line.split() for line in trees.stdout.splitlines()]
-        wanted = [self._commit, root.stdout.strip(), *(row[2] for row in rows if row[1] == "tree")]
-        self._mirrored = self._carry(wanted)
-        if not self._mirrored:
-            self._say("a mirror has the commit, but not its right and whole bytes; passed over")
-        return self._mirrored
-
-    def _carry(self, oids: Iterable[str]) -> bool:
-        """Pack objects out of the mirror and index the pack here: that names each by the hash of its bytes."""
-        wanted = sorted(set(oids))
-        if not wanted:
-            return True
         with self._watched():
-            listed = "".join(f"{oid}\n" for oid in wanted).encode()
-            options = ("--quiet", "--window=0", "--compression=1")
-            done = self._git("pack-objects", *options, self._aside / "out", check=False, env=self._heap, stdin=listed)
-            if done.returncode:
-                return False
-            name = done.stdout.strip()
-            pack = self._folder / f"objects/pack/pack-{name}.pack"
-            (self._aside / f"out-{name}.pack").replace(pack)
-            if self._git("index-pack", pack, check=False).returncode:
-                pack.unlink()
-                return False
-            found = self._git("cat-file", "--batch-check=%(objectname)", stdin=listed).stdout.split("\n")
-        return not any(line.endswith(" missing") for line in found)
-
-    @property
-    def _heap(self) -> dict[str, str]:
-        return {"GIT_DIR": str(self._aside)}
+            carried = heap.carry(trees, self._folder)
+        if not carried:
+            self._say("a mirror has the commit, but not its right and whole bytes; passed over")
+            return False
+        self._heap = heap
+        return True
 
     def _from_address(self) -> None:
-        self._mirrored = False
-        self._git("remote", "add", "origin", self._url)
-        self._git("config", "remote.origin.promisor", "true")
-        self._git("config", "remote.origin.partialclonefilter", "blob:none")
+        self._heap = None
+        promisor = "\tpromisor = true\n\tpartialclonefilter = blob:none\n"
+        config = self._folder / "config"
+        plain = config.read_text(encoding="utf-8")
+        quoted = self._url.replace("\\", "\\\\").replace('"', '\\"')
+        remote = f'[maintenance]\n\tauto = false\n[remote "origin"]\n\turl = "{quoted}"\n'
+        config.write_text(plain + remote + promisor, encoding="utf-8")
         done = self._fetch(["--depth=1", "--filter=blob:none"], self._commit)
         if done.returncode and _NO_SUCH.search(done.stderr):
             # Servers of old give a commit, and later a file, only by the name of a branch or tag: so all of it.
-            self._git("config", "--remove-section", "remote.origin")
-            self._git("remote", "add", "origin", self._url)
+            config.write_text(plain + remote, encoding="utf-8")
             done = self._fetch([], "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
         if done.returncode:
             raise Unanswered(
@@ -227,9 +192,6 @@ class Clone:
         command = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head"]
         with self._watched():
             return self._git(*command, *options, "origin", *refs, check=False)
-
-    def _init(self, folder: Path) -> None:
-        run(["git", "init", "--quiet", "--bare", "--object-format=sha1", "--template=", folder], env=_ENVIRONMENT)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -261,38 +223,8 @@ class Clone:
         check: bool = True,
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
-        stdin: bytes | None = None,
     ) -> Completed:
-        environment = _ENVIRONMENT | {"GIT_DIR": str(self._folder)} | (env or {})
-        # names in the output are plain ASCII then, whatever they are in the tree
-        return run(
-            ["git", "-c", "core.quotePath=true", *argv],
-            env=environment,
-            cwd=cwd,
-            check=check,
-            stdin=stdin,
-            timeout=_TIMEOUT_S,
-        )
-
-
-def commit_of_tag(url: str, tag: str) -> str:
-    """Commit that a tag of the repository at `url` names now; a mirror is not asked, its tags may be its own.
-
-    Raises NoSuchCommit when there is no such tag, Unanswered when the repository does not answer.
-    """
-    names = (f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")
-    done = run(["git", "ls-remote", url, *names], env=_ENVIRONMENT, check=False, timeout=_TIMEOUT_S)
-    if done.returncode:
-        raise Unanswered(
-            f"{url} does not say what its tag {tag} is",
-            details=tuple(done.stderr.strip().splitlines()[-4:]),
-            hint="name its `commit` beside the `tag`: then no tag is looked up",
-        )
-    found = {name: oid for oid, name in (line.split("\t", 1) for line in done.stdout.splitlines())}
-    if not found:
-        raise NoSuchCommit(f"{url} has no tag {tag}")
-    # an annotated tag is an object of its own, and the second name what it points to
-    return found.get(names[1]) or found[names[0]]
+        return git(self._folder, *argv, check=check, env=env, cwd=cwd)
 
 
 def _bytes(folder: Path) -> int:
