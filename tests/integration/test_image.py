@@ -9,7 +9,9 @@ import io
 import json
 import os
 import shutil
+import signal
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from forge_build import manifest as manifests
 from forge_build.compile.container import builder, copy_in, follow
 from forge_build.compile.flashinfer_modules import modules as flashinfer_modules
 from forge_build.fetch import Inputs, fetch
-from forge_build.image import BuiltFile
+from forge_build.image import BuiltFile, recipe
 from forge_core.cli import project_root
 from forge_core.console import Console
 from forge_core.engine import Engine, install
@@ -112,6 +114,8 @@ def test_another_checkout_without_caches_gives_the_recorded_digest(
     )
     assert (made.digest, made.config_digest) == (line.record.image.digest, line.record.image_config)
     assert made.size == line.record.image_size
+    assert made.annotations == image.labels(line.manifest) | recipe.base_labels(line.manifest, root)
+    assert len(made.steps) == len(made.layers)
     assert "CACHED" not in (tmp_path / "image.log").read_text()
     assert list((line.inputs.store.root / "partial").glob("context-*")) == []
 
@@ -121,6 +125,18 @@ def test_the_recorded_image_passes(line: Line, tmp_path: Path) -> None:
     assert report.findings == ()
     assert report.checks == line.record.image_check
     assert report.checks[f"loader {MODULE}"].startswith(f"{SITE}/flashinfer_jit_cache/")
+
+
+def test_a_server_that_is_still_loading_ends_when_it_is_told_to(line: Line) -> None:
+    """Without an init the interpreter, as process 1, would not see SIGTERM before it handles it."""
+    container = line.engine.client.containers.create(str(line.record.image), ["--help"], network_mode="none")
+    try:
+        container.start()
+        time.sleep(2)  # its imports take longer, and install no handler
+        container.kill("SIGTERM")
+        assert container.wait(timeout=60)["StatusCode"] == 128 + signal.SIGTERM
+    finally:
+        container.remove(force=True)
 
 
 def archive(files: dict[str, bytes]) -> io.BytesIO:
