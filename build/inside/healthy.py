@@ -4,6 +4,7 @@ The port is the one on the server's command line, which the container's first pr
 Standard library only; an answer is only a sign of life, never a verdict.
 """
 
+import http.client
 import sys
 import urllib.request
 from pathlib import Path
@@ -32,7 +33,7 @@ def main(command_line="/proc/1/cmdline"):
         with opener.open(address, timeout=8) as answer:
             print(f"{address}: {answer.status}")
             return 0 if answer.status == 200 else 1
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"{address}: {error}")
         return 1
 

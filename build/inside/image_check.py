@@ -68,7 +68,10 @@ def tool_chain(wanted, site):
     functions = chain.stub_driver(needed, stub)
 
     def look():
-        return {"stub": functions, **chain.look(wanted["home"], wanted["architecture"], needed, stub)}
+        return {
+            "stub": functions,
+            **chain.look(wanted["home"], wanted["architecture"], wanted["folders"], needed, stub),
+        }
 
     return look
 

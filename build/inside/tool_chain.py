@@ -84,8 +84,8 @@ def stub_driver(needed, folder):
     return len(wanted)
 
 
-def look(home, architecture, needed, stub):
-    """All there is to see; `architecture` as nvcc spells it, for example `120a`."""
+def look(home, architecture, folders, needed, stub):
+    """All there is to see; `architecture` as nvcc spells it, for example `120a`, `folders` are to take run-time kernels."""
     home, work = Path(home), Path(TEMPORARY) / "tool-chain"
     work.mkdir()
     return {
@@ -93,15 +93,15 @@ def look(home, architecture, needed, stub):
         "anywhere": anywhere("nvcc"),
         "home": os.environ.get("CUDA_HOME"),
         "nvcc": version(["nvcc", "--version"], r"V(\d[\d.]+)"),
-        "ninja": version(["ninja", "--version"], r"(\d[\d.]+)"),
-        "gcc": version(["gcc", "-dumpfullversion"], r"(\d[\d.]+)"),
-        "g++": version(["g++", "-dumpfullversion"], r"(\d[\d.]+)"),
+        "ninja": version(["ninja", "--version"], r"(\d+(?:\.\d+)+)"),
+        "gcc": version(["gcc", "-dumpfullversion"], r"(\d+(?:\.\d+)+)"),
+        "g++": version(["g++", "-dumpfullversion"], r"(\d+(?:\.\d+)+)"),
         "absent": absent(home),
         "majors": majors(needed),
         "compiled": attempt(lambda: device(architecture, work, stub)),
         "host": attempt(lambda: host(home, work)),
         "triton": attempt(lambda: triton(architecture)),
-        "jit": attempt(jit_folder),
+        "folders": {name: nearest(Path(folder)) for name, folder in folders.items()},
     }
 
 
@@ -207,14 +207,11 @@ def triton(architecture):
     return [tool.path, said, base64.b64encode(made.asm["cubin"]).decode()]
 
 
-def jit_folder():
-    """Where FlashInfer compiles what was not compiled ahead, and who owns the nearest folder that is there."""
-    from flashinfer.jit import env
-
-    folder = Path(env.FLASHINFER_JIT_DIR)
+def nearest(folder):
+    """The folder, or the nearest one above that is there: path, owner, whether the owner may write."""
     there = next(p for p in (folder, *folder.parents) if p.is_dir())
     status = there.stat()
-    return [str(folder), str(there), status.st_uid, bool(status.st_mode & 0o200)]
+    return [str(there), status.st_uid, bool(status.st_mode & 0o200)]
 
 
 def attempt(action):

@@ -14,6 +14,7 @@ from forge_build.image.archive import Image, read_archive
 from forge_build.image.contexts import BuiltFile, contexts, grouped
 from forge_build.image.recipe import (
     HEALTH,
+    INIT,
     base_labels,
     dockerfile,
     environment,
@@ -62,7 +63,7 @@ def key(
             "inside": stand_in_files(manifest),
             "scripts": {name: file_sha256(path) for name, path in scripts().items()},
             "groups": {name: sorted(wheel.sha256 for wheel in wheels) for name, wheels in grouped(locked).items()},
-            "health": HEALTH,
+            "started": [INIT, HEALTH],
             "environment": environment(manifest),
             "image": manifest.image.model_dump(mode="json", exclude={"allowed_conflicts", "imports"}),
             "labels": labels(manifest) | base_labels(manifest, base),

@@ -19,6 +19,10 @@ USER = "10001:10001"
 PATH = "/opt/sglang/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The runtime stage's PATH."""
 
+INIT = ("tini", "-s", "--")
+"""Passes signals on, also to a server that is still loading (as process 1 it would not see them), and takes in what its workers
+leave behind; -s: also below another init."""
+
 HEALTH = ("python", "/opt/sglang/healthy.py")
 """The image's health check."""
 
@@ -77,7 +81,7 @@ def dockerfile() -> Path:
 
 
 def with_manifest(manifest: Manifest, base: Base, folder: Path) -> Path:
-    """The Dockerfile with the manifest's part as a last stage, `final`: ENV, LABEL, HEALTHCHECK; a command line can give none.
+    """The Dockerfile with the manifest's part as a last stage, `final`: ENV, LABEL, HEALTHCHECK and ENTRYPOINT.
 
     Raises UsageError when a value cannot be written in a Dockerfile.
     """
@@ -90,6 +94,7 @@ def with_manifest(manifest: Manifest, base: Base, folder: Path) -> Path:
         f"HEALTHCHECK --interval=30s --timeout=10s --start-period={manifest.image.start_period}s --retries=3 \\"
     )
     lines.append(f"    CMD {json.dumps(HEALTH)}")
+    lines.append(f"ENTRYPOINT {json.dumps([*INIT, *manifest.image.command])}")
     copy = folder / "Dockerfile"
     copy.write_text(dockerfile().read_text(encoding="utf-8") + "\n".join(lines) + "\n", encoding="utf-8")
     return copy

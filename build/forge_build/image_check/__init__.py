@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import docker.errors
 
 from forge_build.compile.container import builder, follow
-from forge_build.image.recipe import HEALTH, USER, environment, labels, stand_in_files
+from forge_build.image.recipe import HEALTH, INIT, USER, environment, labels, stand_in_files
 from forge_build.image_check import tool_chain
 from forge_build.image_check.judge import Expected, ImageReport, judge
 from forge_build.image_check.wheels import record_digest
@@ -49,7 +50,7 @@ def check(
     cuda = ".".join(expected.versions.get("nvidia-cuda-runtime", "").split(".")[:2])
     request = {
         "imports": list(manifest.image.imports),
-        "command": ["sglang", "serve", "--help"],
+        "command": [*manifest.image.command, "--help"],
         "modules": dict(modules),
         "cuda": cuda,
         "tool_chain": _tool_chain(manifest),
@@ -68,6 +69,8 @@ def check(
         # Without a GPU FlashInfer's loader cannot ask the device what to look for.
         architectures = sorted({a for w in manifest.wheels.values() for a in w.architectures})
         variables = {"HOME": "/tmp", "FLASHINFER_CUDA_ARCH_LIST": " ".join(architectures)}  # noqa: S108 - inside
+        # in this container only /tmp can be written
+        variables |= dict.fromkeys(tool_chain.FOLDERS, "/tmp/kernels")  # noqa: S108 - inside
         argv = ["python", "-c", _script("image_check.py").read_text(encoding="utf-8"), json.dumps(request)]
         with builder(engine, str(image), argv, variables, name="image-check", keep=keep, read_only=True) as container:
             status = follow(container, log, on_line)
@@ -104,6 +107,7 @@ def expect(
         environment=environment(manifest),
         labels=labels(manifest),
         allowed_conflicts=manifest.image.allowed_conflicts,
+        entry=[*INIT, *manifest.image.command],
         health=HEALTH,
         start_period=manifest.image.start_period,
         tool_chain=tool_chain.expect(manifest, locked),
@@ -124,13 +128,14 @@ def key(manifest: Manifest, lock: Lock, image: ImageRef, modules: Mapping[str, s
     )
 
 
-def _tool_chain(manifest: Manifest) -> dict[str, str] | None:
+def _tool_chain(manifest: Manifest) -> dict[str, Any] | None:
     """What the script is to look for; none: the image shall have no tool chain."""
     if manifest.image.cuda_home is None:
         return None
     return {
         "home": manifest.image.cuda_home,
         "architecture": tool_chain.architecture(manifest).removeprefix("sm_"),
+        "folders": {name: place for name, place in environment(manifest).items() if name in tool_chain.FOLDERS},
         "script": _script("tool_chain.py").read_text(encoding="utf-8"),
     }
 

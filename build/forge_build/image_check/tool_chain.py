@@ -18,6 +18,15 @@ from forge_core.model import Finding
 
 NVCC = "nvidia-cuda-nvcc"
 
+FOLDERS = (
+    "CUDA_CACHE_PATH",
+    "FLASHINFER_WORKSPACE_BASE",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TVM_FFI_CACHE_DIR",
+)
+"""Variables that say where kernels compiled at run time are kept; what an image names there the server must be able to write."""
+
 
 @dataclass(frozen=True)
 class ToolChain:
@@ -78,6 +87,7 @@ def judge(seen: Mapping[str, Any], expected: ToolChain) -> list[tuple[str, str, 
     home = [_finding("tool-chain", "CUDA_HOME", f"{path}: not there, or a link to nothing") for path in seen["absent"]]
     if seen["home"] != expected.home:
         home.append(_finding("tool-chain", "CUDA_HOME", f"intended {expected.home}, the server sees {seen['home']}"))
+    folders = seen["folders"].values()
     absent = [_finding("tool-chain", name, "cannot be run") for name, version in tools if not version]
     return [
         ("nvcc", f"{seen['nvcc']} at {', '.join(seen['on_path'])}, no other", _nvcc(seen, expected)),
@@ -87,7 +97,7 @@ def judge(seen: Mapping[str, Any], expected: ToolChain) -> list[tuple[str, str, 
         ("host code", "g++ compiles with the headers of CUDA, CCCL and Python", _failed("host", seen)),
         ("triton", _triton_says(seen), _triton(seen, expected)),
         ("CUDA major", f"{', '.join(seen['majors'])} alone", _majors(seen, expected)),
-        ("run-time kernels", _folder_says(seen), _folder(seen, expected)),
+        ("run-time kernels", f"kept in {', '.join(there for there, *_ in folders)}", _folders(seen, expected)),
     ]
 
 
@@ -154,16 +164,9 @@ def _majors(seen: Mapping[str, Any], expected: ToolChain) -> list[Finding]:
     return found
 
 
-def _folder(seen: Mapping[str, Any], expected: ToolChain) -> list[Finding]:
-    if failed := _failed("jit", seen):
-        return failed
-    folder, there, uid, writable = seen["jit"]["detail"]
-    if uid == expected.uid and writable:
-        return []
+def _folders(seen: Mapping[str, Any], expected: ToolChain) -> list[Finding]:
     return [
-        _finding("tool-chain", "run-time kernels", f"{folder}: {there} belongs to {uid}; the server cannot write there")
+        _finding("tool-chain", name, f"{there} belongs to {uid}; the server cannot write there")
+        for name, (there, uid, writable) in seen["folders"].items()
+        if uid != expected.uid or not writable
     ]
-
-
-def _folder_says(seen: Mapping[str, Any]) -> str:
-    return f"FlashInfer compiles into {seen['jit']['detail'][0]}" if seen["jit"]["ok"] else ""

@@ -188,6 +188,8 @@ class Image(Frozen):
     """Modules of `build/inside` that stand in for what a machine without a GPU cannot load."""
     imports: tuple[str, ...] = ()
     """Modules the image check imports."""
+    command: tuple[str, ...] = ("sglang", "serve")
+    """What the entry point starts, below an init."""
     allowed_conflicts: tuple[AllowedConflict, ...] = ()
 
 
