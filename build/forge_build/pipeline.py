@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forge_build import base, compile, image, image_check, lock, manifest, model, patch, record, wheel_check
-from forge_build.compile.units import units
+from forge_build.compile.flashinfer_modules import modules as flashinfer_modules
 from forge_build.fetch import Inputs, fetch
 from forge_build.image import BuiltFile
 from forge_build.lock import Lock
@@ -301,10 +301,10 @@ def _check_image(
 ) -> dict[str, str]:
     """The check's answer; one that was green for this very digest and request is not asked again."""
     modules = {
-        name: unit.generator
+        name: module.call
         for wheel, spec in plan.wheels.items()
         if spec.recipe == "flashinfer-jit"
-        for name, unit in units(spec.recipe, spec.modules, f"wheels.{wheel}.modules").items()
+        for name, module in flashinfer_modules(spec, f"wheels.{wheel}").items()
     }
     identity = image_check.key(plan, locked, reference, modules)
     if (known := store.note_get("image-check", identity)) is not None:

@@ -2,9 +2,10 @@
 
     compile_flashinfer.py PLAN OUT
 
-PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`), `scheduler` says
-what memory and cores there are. OUT receives MODULE/MODULE.so and `tools.json`. What else FlashInfer reads from the
-environment is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not what the plan expects.
+PLAN is JSON: `modules` maps each module's name to the function that generates it (`package.module:function`, and after a space
+its arguments as JSON), `scheduler` says what memory and cores there are. OUT receives MODULE/MODULE.so and `tools.json`. What else
+FlashInfer reads from the environment is set by the caller. Ends with 1 when a unit does not compile, with 3 when the source is not
+what the plan expects.
 """
 
 import importlib
@@ -35,7 +36,21 @@ def cuda_home():
     return found[0].parent.parent
 
 
-def prepare(home, scheduler):
+def links(home, folder):
+    """Link names that the wheels lack: nvrtc's plain one, and a driver's library to link with, for modules that call either."""
+    folder.mkdir()
+    for found in home.glob("lib/libnvrtc.so.*"):
+        (folder / "libnvrtc.so").symlink_to(found)
+    # every name of the header, types too: only functions are ever looked for
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", (home / "include" / "cuda.h").read_text(encoding="utf-8"))))
+    source = folder / "cuda.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
+    driver = str(folder / "libcuda.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", driver, str(source)], check=True)
+    return folder
+
+
+def prepare(home, scheduler, folder):
     """What FlashInfer's build files are made with."""
     os.environ["CUDA_HOME"] = str(home)
     os.environ["MAX_JOBS"] = str(scheduler.window)
@@ -46,6 +61,7 @@ def prepare(home, scheduler):
     # quotes are for ninja's shell.
     os.environ["FLASHINFER_EXTRA_LDFLAGS"] = (
         f"""-Xlinker -rpath -Xlinker "'$$ORIGIN/../../../nvidia/{home.name}/lib'" """
+        f"-L{folder} -Xlinker --as-needed -lcuda -Xlinker --no-as-needed"
     )
 
 
@@ -55,7 +71,7 @@ def tools(home):
     def said(*command):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    return {
+    found = {
         "nvcc": re.search(r"V(\d[\d.]+)", said(home / "bin" / "nvcc", "--version"))[1],
         "c++": said("c++", "-dumpfullversion"),
         "ld": said("ld", "--version").splitlines()[0].rpartition(" ")[2],
@@ -63,17 +79,33 @@ def tools(home):
         "nvidia-cuda-runtime": version("nvidia-cuda-runtime"),
         "apache-tvm-ffi": version("apache-tvm-ffi"),
     }
+    if list(home.glob("lib/libnvrtc.so.*")):
+        found["nvidia-cuda-nvrtc"] = version("nvidia-cuda-nvrtc")
+    return found
+
+
+def call(text):
+    """What `package.module:function JSON` gives; an argument `torch.X` stands for that type."""
+    place, _, given = text.partition(" ")
+    module, _, function = place.partition(":")
+    arguments = json.loads(given or "{}")
+    for key, value in arguments.items():
+        if isinstance(value, str) and value.startswith("torch."):
+            arguments[key] = getattr(importlib.import_module("torch"), value.removeprefix("torch."))
+    return getattr(importlib.import_module(module), function)(**arguments)
 
 
 def generate(name, where):
     """The JitSpec of a module, from its generator."""
-    module, _, function = where.partition(":")
     try:
-        spec = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+        spec = call(where)
+    except (ImportError, AttributeError, TypeError) as error:
         stop(f"{where}, which should generate {name}: {error}")
     if spec.name != name:
         stop(f"{where} generates {spec.name!r}, not {name!r}")
+    # It lists the files that it generated in the order of a folder, which is another on each file system; linked in that order.
+    generated = iter(sorted(path for path in spec.sources if path.name.endswith(".generated.cu")))
+    spec.sources = [next(generated) if path.name.endswith(".generated.cu") else path for path in spec.sources]
     print(f"forge: generated {name}, {len(spec.sources)} units", flush=True)
     return spec
 
@@ -85,7 +117,7 @@ def main(plan_file, out):
     versions = tools(home)
     print(f"forge: {', '.join(f'{name} {found}' for name, found in versions.items())}", flush=True)
     scheduler = Scheduler(plan["scheduler"], versions)
-    prepare(home, scheduler)
+    prepare(home, scheduler, links(home, Path("/forge/links")))
 
     from flashinfer.jit.core import build_jit_specs
 

@@ -20,7 +20,7 @@ from forge_build import base, image, image_check, model
 from forge_build import lock as locks
 from forge_build import manifest as manifests
 from forge_build.compile.container import builder, copy_in, follow
-from forge_build.compile.units import units
+from forge_build.compile.flashinfer_modules import modules as flashinfer_modules
 from forge_build.fetch import Inputs, fetch
 from forge_build.image import BuiltFile
 from forge_core.cli import project_root
@@ -50,7 +50,7 @@ class Line:
         """The image check, of whatever image."""
         locked = self.lock.wheels["runtime"]
         spec = self.manifest.wheels["flashinfer-jit-cache"]
-        modules = {n: unit.generator for n, unit in units(spec.recipe, spec.modules, "wheels").items()}
+        modules = {n: module.call for n, module in flashinfer_modules(spec, "wheels").items()}
         return image_check.check(
             name,
             self.manifest,

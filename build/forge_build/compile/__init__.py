@@ -96,7 +96,8 @@ def compile_wheel(
     compiler_cache = cache.chosen(engine)
     key = wheel_key(order, recipe, plan, builder_image, compiler_cache)
     file = file_name(name, plan.version, plan.tag)
-    told = f"{', '.join(order.spec.modules) or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
+    parts = f"{len(plan.outputs)} modules" if order.spec.serves else ", ".join(order.spec.modules)
+    told = f"{parts or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
     with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from forge_build.compile import wheel
+from forge_build.compile import flashinfer_modules, wheel
+from forge_build.compile.flashinfer_modules import modules
 from forge_build.compile.recipe import SOURCE, Order, Plan
-from forge_build.compile.units import units
 from forge_core.cli import project_root
-from forge_core.errors import UsageError
+from forge_core.errors import IntegrityError, UsageError
 
 DISTRIBUTION = "flashinfer-jit-cache"
 _PACKAGE = "flashinfer_jit_cache"
@@ -33,20 +33,20 @@ def get_jit_cache_dir() -> str:
 class FlashInferJit:
     """See the module."""
 
-    sources: tuple[Path, ...] = (Path(__file__), Path(wheel.__file__))
+    sources: tuple[Path, ...] = (Path(__file__), Path(flashinfer_modules.__file__), Path(wheel.__file__))
     subsets: tuple[str, ...] = ()
 
     def plan(self, order: Order) -> Plan:
-        """Generate and compile the named modules for the named architectures."""
+        """Generate and compile the modules for the named architectures."""
         if order.name != DISTRIBUTION:
             raise UsageError(
                 f"wheels.{order.name}: the recipe flashinfer-jit makes {DISTRIBUTION}",
                 hint="FlashInfer's loader looks for a package of that name, so the wheel must have it",
             )
-        known = units("flashinfer-jit", order.spec.modules, f"wheels.{order.name}.modules")
+        known = modules(order.spec, f"wheels.{order.name}")
         return Plan(
             script=project_root() / "build" / "inside" / "compile_flashinfer.py",
-            arguments={"modules": {name: module.generator for name, module in known.items()}},
+            arguments={"modules": {name: module.call for name, module in known.items()}},
             environment={
                 "PYTHONPATH": SOURCE,
                 "FLASHINFER_CUDA_ARCH_LIST": " ".join(sorted(order.spec.architectures)),
@@ -63,11 +63,14 @@ class FlashInferJit:
     def pack(self, order: Order, results: Path, tools: Mapping[str, str], target: Path) -> None:
         """The package, the modules, and FlashInfer's licence."""
         tree, architectures, plan = order.tree, ", ".join(order.spec.architectures), self.plan(order)
+        known = modules(order.spec, f"wheels.{order.name}")
         members = {f"{_PACKAGE}/__init__.py": _INIT.format(version=tree.version, architectures=architectures).encode()}
         for name in plan.outputs:
             members[f"{_PACKAGE}/jit_cache/{name}"] = (results / name).read_bytes()
-        runtime = tools["nvidia-cuda-runtime"]
-        major = int(runtime.split(".", 1)[0])
+        libraries = ["nvidia-cuda-runtime", *(["nvidia-cuda-nvrtc"] if "fused_moe_120" in known else [])]
+        if missing := [name for name in libraries if name not in tools]:
+            raise IntegrityError(f"the builder linked without {', '.join(missing)}")
+        needed = {name: (tools[name], int(tools[name].split(".", 1)[0]) + 1) for name in libraries}
         told = f"Compiled from {tree.name} {tree.version}, git tree {tree.tree}"
         if tree.patches:
             told += f", changed by the patches of {tree.series} to git tree {tree.patched_tree}"
@@ -78,18 +81,15 @@ class FlashInferJit:
             tag=plan.tag,
             members=members,
             fields=[
-                (
-                    "Summary",
-                    f"FlashInfer modules compiled for {architectures}: {', '.join(sorted(order.spec.modules))}",
-                ),
+                ("Summary", f"FlashInfer modules compiled for {architectures}"),
                 ("License-Expression", "Apache-2.0"),
                 ("Classifier", "Private :: Do Not Upload"),
                 ("Requires-Dist", f"flashinfer-python=={tree.version}"),
                 # what the objects are linked with, and what their undefined symbols come from
-                ("Requires-Dist", f"nvidia-cuda-runtime<{major + 1},>={runtime}"),
+                *(("Requires-Dist", f"{name}<{major},>={least}") for name, (least, major) in needed.items()),
                 ("Requires-Dist", f"apache-tvm-ffi>={tools['apache-tvm-ffi']}"),
             ],
-            description=f"{told}.",
+            description="\n".join([f"{told}.", "", *(f"- {name}" for name in known)]),
             licenses=_licenses(tree.path),
             epoch=order.manifest.epoch,
         )

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge_build.image_check import tool_chain
+from forge_build.image_check.tool_chain import ToolChain
 from forge_build.manifest import AllowedConflict
 from forge_core.model import Finding
 
@@ -33,6 +35,12 @@ class Expected:
     environment: Mapping[str, str]
     labels: Mapping[str, str]
     allowed_conflicts: Sequence[AllowedConflict]
+    health: Sequence[str]
+    """The health check's command."""
+    start_period: int
+    """Of the health check, seconds."""
+    tool_chain: ToolChain | None
+    """None: the image shall have none."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ def judge(seen: Mapping[str, Any], config: Mapping[str, Any], expected: Expected
         ("imports", ", ".join(seen["imports"]), _attempts("import", seen["imports"])),
         ("command line", "sglang serve --help ends with 0", _command(seen["command"])),
     ]
+    if expected.tool_chain is not None:
+        rows += tool_chain.judge(seen["tool_chain"], expected.tool_chain)
     for name, outcome in seen["modules"].items():
         rows.append(
             (f"loader {name}", outcome["detail"], _loader(name, outcome, seen["copies"].get(name, []), expected.python))
@@ -93,6 +103,14 @@ def _config(config: Mapping[str, Any], expected: Expected) -> list[Finding]:
     for field in ("Entrypoint", "Healthcheck", "StopSignal"):
         if not config.get(field):
             found.append(Finding(kind="config", where=field, message="the image has none"))
+    health = config.get("Healthcheck") or {}
+    if health and health.get("Test") != ["CMD", *expected.health]:
+        found.append(Finding(kind="config", where="Healthcheck", message=f"another command: {health.get('Test')}"))
+    if health and health.get("StartPeriod") != expected.start_period * 10**9:
+        message = (
+            f"intended a start period of {expected.start_period} s, found {health.get('StartPeriod', 0) / 1e9:g} s"
+        )
+        found.append(Finding(kind="config", where="Healthcheck", message=message))
     return found
 
 

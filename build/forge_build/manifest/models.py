@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from forge_build.manifest.crossed import crossed
 from forge_build.manifest.git import GitSource
+from forge_build.manifest.serves import Serves
 from forge_build.manifest.text import (
     DebName,
     Distribution,
@@ -149,6 +150,8 @@ class BuiltWheel(Frozen):
     recipe: Literal["flashinfer-jit", "sgl-kernel"]
     modules: tuple[Name, ...] = ()
     """What the recipe compiles: for `flashinfer-jit` the names of FlashInfer's JIT modules."""
+    serves: Serves | None = None
+    """For `flashinfer-jit`: what the image is to serve; the modules follow from it, and `modules` names more."""
     architectures: tuple[Annotated[str, StringConstraints(pattern=r"^\d+\.\d[af]?$")], ...]
     """Compute capabilities as torch and FlashInfer spell them, for example `12.0a`."""
     check: CompileCheck
@@ -177,6 +180,10 @@ class Image(Frozen):
     title: str
     environment: dict[str, str] = Field(default_factory=dict)
     """ENV of the image."""
+    cuda_home: Annotated[str, StringConstraints(pattern=r"^(?:/[A-Za-z0-9._-]+)+$")] | None = None
+    """Where the CUDA tool chain of the `nvidia-*` wheels is to be found, on PATH and as CUDA_HOME; none: the image has none."""
+    start_period: Annotated[int, Field(gt=0)] = 600
+    """Seconds in which a failing health check does not count yet: the model is being loaded."""
     stand_ins: tuple[Literal["sgl_kernel", "torchvision_ops", "cuda_runtime"], ...] = ()
     """Modules of `build/inside` that stand in for what a machine without a GPU cannot load."""
     imports: tuple[str, ...] = ()
