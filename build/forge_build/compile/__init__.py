@@ -268,7 +268,8 @@ def _make(
 
 def _tell(step: Step, progress: Progress) -> None:
     """What the compile took, once it has ended."""
-    if found := progress.summary:
+    # nothing was seen where the configuration failed, before any unit
+    if (found := progress.summary) and found["free"] is not None:
         step.say(
             f"{found['units']} units in {duration(found['wall'])}, {duration(found['cpu'])} of CPU time; "
             f"at most {size(found['peak'])} at once, never under {size(found['free'])} free"

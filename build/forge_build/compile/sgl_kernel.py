@@ -36,7 +36,7 @@ _OPTIONS = {
 _NEEDED = ("repo-cutlass", "repo-flashinfer")
 _UNITS = {None: 68, "fp4": 8}
 """Objects and links, by subset."""
-_PEAK = {None: 15_500_000_000, "fp4": 14_100_000_000}
+_PEAK = {None: 15_500_000_000, "fp4": 14_810_000_000}
 """Resident bytes of the largest unit for sm_120a: fp8_gemm_kernel.cu, nvfp4_scaled_mm_kernels.cu."""
 
 
@@ -106,7 +106,7 @@ class SglKernel:
             members=members,
             fields=[
                 ("Summary", f"{what}, compiled for {architectures}"),
-                ("License-Expression", "Apache-2.0"),
+                ("License-Expression", "Apache-2.0 AND BSD-3-Clause"),
                 ("Classifier", "Private :: Do Not Upload"),
                 ("Requires-Python", ">=3.10"),
                 # the C++ symbols of torch fit one minor version
