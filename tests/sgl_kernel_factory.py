@@ -125,6 +125,8 @@ Python_add_library(spatial_ops MODULE USE_SABI ${SKBUILD_SABI_VERSION} WITH_SOAB
     ${repo-cutlass_SOURCE_DIR}/include
     ${repo-fmt_SOURCE_DIR}/include
 )
+# no unit of it is CUDA's, so CMake does not add where CUDA's libraries are
+target_link_directories(deep_gemm_cpp PRIVATE ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_DIR}/stubs)
 install(TARGETS deep_gemm_cpp LIBRARY DESTINATION "deep_gemm")
 """,
 }
