@@ -28,7 +28,7 @@ CHECKS = {
         ["zizmor", "--offline", "--no-progress", "--persona=pedantic", "docs/examples/github-actions.yml"],
     ],
     "typing": [["mypy"]],
-    "tests": [[*PYTEST, "tests/unit"]],
+    "tests": [[*PYTEST, "--numprocesses=auto", "tests/unit"]],
     "integration": [[*PYTEST, "tests/integration"]],
 }
 TAKES_POSARGS = {"tests", "integration"}

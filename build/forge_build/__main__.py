@@ -45,7 +45,12 @@ def build(options: argparse.Namespace, console: Console) -> int:
     """Run the build side of the line; print where the image is."""
     mirrors = repositories(options.mirror)
     record = pipeline.build(
-        options.profile, offline=options.offline, keep=options.keep, console=console, mirrors=mirrors
+        options.profile,
+        offline=options.offline,
+        keep=options.keep,
+        console=console,
+        mirrors=mirrors,
+        subset=options.subset,
     )
     print(record.model_dump_json(indent=2) if options.json else record.image)
     return 0
@@ -114,7 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = parser.verb("lock", lock, "resolve a manifest to versions and sha256")
     verb.add_argument("--upgrade", action="store_true", help="resolve everything anew")
     _mirror(verb)
-    _mirror(parser.verb("build", build, "build the image from locked inputs, push it to staging, write the record"))
+    verb = parser.verb("build", build, "build the image from locked inputs, push it to staging, write the record")
+    _mirror(verb)
+    verb.add_argument(
+        "--subset",
+        metavar="NAME",
+        help="compile only this part of what can be had in parts (fp4), for a quick look; deviates",
+    )
     verb = parser.verb("patches", patches, "what each patch of a series does to a source tree")
     verb.add_argument("tree", type=Path, metavar="TREE")
     verb.add_argument("--series", type=Path, required=True, metavar="FOLDER", help="folder with a file `series`")

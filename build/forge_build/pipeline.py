@@ -6,15 +6,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from forge_build import base, compile, image, image_check, lock, manifest, model, patch, record, wheel_check
+from forge_build import base, compile, image, image_check, lock, manifest, model, patch, record, sbom, wheel_check
 from forge_build.compile.flashinfer_modules import modules as flashinfer_modules
 from forge_build.fetch import Inputs, fetch
-from forge_build.image import BuiltFile
+from forge_build.image import BuiltFile, sizes
 from forge_build.lock import Lock
 from forge_build.manifest import Manifest
 from forge_build.wheel_check.stack import stack
@@ -42,12 +43,34 @@ class _Clock:
         self.stages.append(RecordedStage(name=name, seconds=round(time.monotonic() - began, 2)))
 
 
+@dataclass(frozen=True)
+class _Image:
+    """What is known of an image beside its digest."""
+
+    config: str
+    size: int
+    """Bytes as a registry stores it."""
+    layers: tuple[tuple[str, int], ...]
+    """The instruction that made each, and its bytes."""
+
+    @classmethod
+    def of(cls, known: Mapping[str, Any]) -> _Image:
+        return cls(str(known["config"]), int(known["size"]), tuple((str(s), int(n)) for s, n in known["layers"]))
+
+
 def build(
-    profile: str | None, *, offline: bool, keep: bool, console: Console, mirrors: Sequence[Path] = ()
+    profile: str | None,
+    *,
+    offline: bool,
+    keep: bool,
+    console: Console,
+    mirrors: Sequence[Path] = (),
+    subset: str | None = None,
 ) -> BuildRecord:
     """From a profile's manifest to an image in staging and its record, which is written last.
 
-    `mirrors` are git directories that may have the commits of sources. Raises the errors of the stages; a failed build
+    `mirrors` are git directories that may have the commits of sources. With `subset` the wheels whose recipe knows that part are
+    compiled in that part alone, which the record counts as a deviation. Raises the errors of the stages; a failed build
     leaves no record, so that nothing can validate what it left.
     """
     name = manifest.known(profile)
@@ -55,6 +78,7 @@ def build(
     target = work / FILE_NAME
     previous = _set_aside(target)
     plan = manifest.load(name)
+    compile.know_subset(plan, subset)
     locked = lock.load(plan)
     logs, clock = work / "logs", _Clock()
     logs.mkdir(exist_ok=True)
@@ -94,6 +118,7 @@ def build(
                         log=logs / f"compile-{name}.log",
                         console=console,
                         keep=keep,
+                        subset=subset,
                         ensure_builder=ensure_builder,
                     )
                     for name, spec in plan.wheels.items()
@@ -101,26 +126,36 @@ def build(
         with clock.stage("wheel check"):
             built, recorded = _check_wheels(plan, locked, inputs, wheels, work / "wheelhouse", console)
         with clock.stage("image"):
-            reference, config, amount = _image(
-                plan, locked, inputs, runtime_base, built, engine, staging, logs, console, store
-            )
+            reference, made = _image(plan, locked, inputs, runtime_base, built, engine, staging, logs, console, store)
         with clock.stage("image check"):
             checks = _check_image(plan, locked, reference, wheels, engine, logs, console, keep, store)
         with clock.stage("model"):
             prepared = _model(plan, locked, inputs, reference, engine, work, logs, console, keep)
+        materials = sbom.write(plan, locked, inputs, reference, runtime_base, built, work / sbom.FILE_NAME)
+        amounts = sizes.measure(
+            reference,
+            made.size,
+            made.layers,
+            {(w.name, w.version): inputs.path(w.sha256) for w in locked.wheels["runtime"]},
+            {(w.name, w.version): w.path for w in wheels},
+            runtime_base.rootfs,
+            {deb.name: deb.version for deb in inputs.debs.get("runtime", ())},
+        )
+        sizes.write(amounts, work / sizes.FILE_NAME)
         finished = record.assemble(
             plan,
             locked,
             inputs,
             reference=reference,
-            image_config=config,
-            image_size=amount,
+            image_config=made.config,
+            image_size=made.size,
             model=prepared,
             bases=bases,
             trees=tuple(trees.values()),
             wheels=recorded,
             made=wheels,
             checks=checks,
+            sbom=materials,
             tools=record.tools(engine, bases, wheels),
             stages=tuple(clock.stages),
         )
@@ -128,7 +163,7 @@ def build(
             console.say(f"note: {len(finished.deviations)} deviations; promotion refuses what its policy does not name")
         save(finished, target)
         previous.unlink(missing_ok=True)
-        _summary(finished, target, console)
+        _summary(finished, amounts, target, console)
         return finished
     finally:
         engine.client.close()
@@ -232,7 +267,7 @@ def _image(
     logs: Path,
     console: Console,
     store: Store,
-) -> tuple[ImageRef, str, int]:
+) -> tuple[ImageRef, _Image]:
     """The image in staging, by digest: the one that equal inputs gave before if staging still has it, else built anew."""
     identity = image.key(plan, runtime_base, locked.wheels["runtime"], built, "runtime", engine)
     known = store.note_get("image", identity)
@@ -242,7 +277,7 @@ def _image(
             with console.step("image", plan.image.name) as step:
                 step.result(f"{reference.digest[:19]}, {size(known['size'])}, made before and still in staging")
             _pull(reference, engine, console)
-            return reference, str(known["config"]), int(known["size"])
+            return reference, _Image.of(known)
     with tempfile.TemporaryDirectory(prefix="image-", dir=store.root / "partial") as scratch:
         made = image.build(
             plan,
@@ -258,9 +293,11 @@ def _image(
         with console.step("staging", staging) as step:
             reference = registry.push(made.archive, staging, digest=made.digest, tag=None, log=logs / "staging.log")
             step.result(str(reference))
-    store.note_put("image", identity, {"digest": made.digest, "config": made.config_digest, "size": made.size})
+    known = {"digest": made.digest, "config": made.config_digest, "size": made.size}
+    known["layers"] = list(zip(made.steps, made.layers, strict=True))
+    store.note_put("image", identity, known)
     _pull(reference, engine, console)
-    return reference, made.config_digest, made.size
+    return reference, _Image.of(known)
 
 
 def _pull(reference: ImageRef, engine: engines.Engine, console: Console) -> None:
@@ -346,14 +383,18 @@ def _model(
     )
 
 
-def _summary(made: BuildRecord, target: Path, console: Console) -> None:
+def _summary(made: BuildRecord, amounts: sizes.Sizes, target: Path, console: Console) -> None:
     took = ", ".join(f"{stage.name} {duration(stage.seconds)}" for stage in made.stages if stage.seconds >= 1)
     console.say(f"built {made.image}", "bold green")
     console.say(f"    {size(made.image_size)} compressed; device code: {', '.join(made.architectures) or 'none'}")
+    console.say(f"    {size(amounts.uncompressed)} uncompressed: {sizes.largest(amounts)}; all in {sizes.FILE_NAME}")
+    if console.verbose:
+        console.print(sizes.table(amounts))
     for wheel in made.wheels:
         console.say(f"    {wheel.file}, {size(wheel.size)}, sha256 {wheel.sha256[:16]}")
     for deviation in made.deviations:
         console.say(f"    deviation: {deviation.kind} {deviation.subject}: {deviation.detail}", "yellow")
+    console.say(f"    {sbom.FILE_NAME} beside the record, sha256 {made.sbom or ''}")
     console.say(f"    record {target}, seal {made.sha256[:16]}")
     if took:
         console.say(f"    {took}")

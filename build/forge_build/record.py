@@ -42,6 +42,7 @@ def assemble(
     wheels: tuple[RecordedWheel, ...],
     made: Sequence[Wheel],
     checks: Mapping[str, str],
+    sbom: str,
     tools: Mapping[str, str],
     stages: tuple[RecordedStage, ...],
 ) -> BuildRecord:
@@ -76,6 +77,7 @@ def assemble(
         wheels=wheels,
         inputs=_inputs(locked, inputs),
         image_check=dict(checks),
+        sbom=sbom,
         deviations=(*inputs.deviations, *(d for wheel in made for d in wheel.deviations), *_dirty_tree()),
         tools=dict(tools),
         stages=stages,

@@ -113,7 +113,7 @@ def definitions(plan, home):
 def main(plan_file, out):
     """Complete the tool chain, name the version, build the wheel."""
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
-    source = Path(plan["source"])
+    source, out = Path(plan["source"]), Path(out).absolute()
     home = cuda_home()
     complete(home)
     name_version(source, plan["version"])
@@ -127,7 +127,7 @@ def main(plan_file, out):
     launched = dict(option.removeprefix("-D").split("=", 1) for option in scheduler.cmake_options)
     defined = definitions(plan, home) | launched
     settings = {f"cmake.define.{name}": value for name, value in defined.items()}
-    folder = Path(out) / "wheel"
+    folder = out / "wheel"
     folder.mkdir(parents=True)
     os.chdir(source)
     # The build's own backend, called as pip calls it; pip would indent what ninja says.
@@ -140,9 +140,9 @@ def main(plan_file, out):
     except subprocess.CalledProcessError as error:
         print(f"forge: {error}", flush=True)
         return 1
-    shutil.move(folder / built, Path(out) / "sgl_kernel.whl")
+    shutil.move(folder / built, out / "sgl_kernel.whl")
     folder.rmdir()
-    (Path(out) / "tools.json").write_text(json.dumps(versions, sort_keys=True), encoding="utf-8")
+    (out / "tools.json").write_text(json.dumps(versions, sort_keys=True), encoding="utf-8")
     return 0
 
 

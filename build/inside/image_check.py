@@ -1,6 +1,7 @@
 """Runs in the runtime image, read-only, without network and without a GPU: prints as JSON what it sees; judging is done outside.
 
-Usage: python -c THIS_TEXT REQUEST   (JSON: imports, command, modules, cuda); a read-only image takes no files.
+Usage: python -c THIS_TEXT REQUEST   (JSON: imports, command, modules, cuda, tool_chain); a read-only image takes no files, so the
+text of tool_chain.py comes in the request and lies in /tmp, which is in memory.
 Standard library and what the image holds only.
 """
 
@@ -26,6 +27,7 @@ def main(request_text):
     site = Path(sysconfig.get_path("purelib"))
     # Files first: nothing was imported yet that could write any.
     installed = files(site)
+    chain = tool_chain(request["tool_chain"], site)
     seen = {
         "user": [os.getuid(), os.getgid()],
         "python": sys.version.split()[0],
@@ -42,12 +44,36 @@ def main(request_text):
             for name, place in request["modules"].items()
         },
     }
+    if chain is not None:
+        # after the imports: the first one to load CUDA's runtime shall be torch, as in the server
+        seen["tool_chain"] = chain()
     text = json.dumps(seen)
     # In short lines: an engine splits long ones, and what else is written may come in between.
     for start in range(0, len(text), 4000):
         print("\nforge-image-check " + text[start : start + 4000], flush=True)
     print("forge-image-check-end", flush=True)
     return 0
+
+
+def tool_chain(wanted, site):
+    """Stand the stub of the driver in, where the image should have a tool chain; returns what looks at that one later."""
+    if wanted is None:
+        return None
+    temporary = Path("/tmp")  # noqa: S108 - in memory, in a container of its own
+    (temporary / "forge_tool_chain.py").write_text(wanted["script"])
+    sys.path.insert(0, str(temporary))
+    import forge_tool_chain as chain
+
+    needed, stub = chain.needs(site), temporary / "stub-driver"
+    functions = chain.stub_driver(needed, stub)
+
+    def look():
+        return {
+            "stub": functions,
+            **chain.look(wanted["home"], wanted["architecture"], wanted["folders"], needed, stub),
+        }
+
+    return look
 
 
 def normal(name):

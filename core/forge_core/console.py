@@ -141,8 +141,8 @@ class Step:
             self.console.say(f"    {text}", style)
 
     def waiting_for_another(self) -> None:
-        """Say that another process makes the same thing, which this one will take up."""
-        self.say("another build makes it; waiting")
+        """Say that another process makes the same thing, which this one will take up; call it as often as you like."""
+        self.waiting("another build makes it")
 
     def detail(self, text: str) -> None:
         """Print a line only with -v."""

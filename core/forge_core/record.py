@@ -125,6 +125,8 @@ class BuildRecord(Frozen):
     inputs: tuple[RecordedInput, ...]
     image_check: dict[str, str]
     """Check -> what it saw."""
+    sbom: Sha256 | None = None
+    """Sha256 of the bill of materials beside the record."""
     deviations: tuple[Deviation, ...]
     tools: dict[str, str]
     """Tool -> version."""

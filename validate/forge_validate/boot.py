@@ -6,16 +6,14 @@ import io
 import secrets
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import docker.errors
 import docker.types
 import httpx
-import requests
 from docker.models.containers import Container
 
 from forge_core.console import Console, Step, duration
@@ -88,7 +86,7 @@ def boot(
             if keep:
                 console.say(f"kept the container {name}; remove it with `docker rm -f {name}`")
             else:
-                _remove(engine, name)
+                launch.remove(engine, name)
             if follower is not None:
                 follower.join(1 if keep else 5)
 
@@ -96,12 +94,8 @@ def boot(
 def _create(
     engine: Engine, image: str, name: str, serving: Serving, identity: str, api_key: str | None, folder: Path
 ) -> Container:
-    found = engine.client.images.get(image)
-    user = str(found.attrs.get("Config", {}).get("User") or "")
-    if user.partition(":")[0] in ("", "0", "root"):
-        raise Refused(f"the image {image} runs as root", hint="give it a USER in the Dockerfile")
+    digest = launch.unprivileged(engine, image)
     try:
-        digest = str(found.id)
         caches.prepare(engine, image, serving, digest)
         chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=digest)
         return engine.client.containers.create(image, **chosen)
@@ -140,7 +134,7 @@ def _await_ready(
     """Wait for the log's last marker and a healthy answer; returns the address. Raises what `boot` documents."""
     url: str | None = None
     while True:
-        state = _state(container)
+        state = launch.state(container)
         if not state.get("Running"):
             follower.join(5)
             raise launch.launch_failure(
@@ -167,17 +161,6 @@ def _await_ready(
             step.say(f"no line for {duration(silent)} in the phase `{watch.phase}`; the last one: {watch.last_line}")
         step.waiting(f"{watch.phase}: {watch.last_line or 'no line yet'}"[:160])
         time.sleep(_POLL_S)
-
-
-def _state(container: Container) -> Mapping[str, Any]:
-    try:
-        container.reload()
-    except docker.errors.NotFound as error:
-        raise EnvironmentFailure(f"someone removed the container {container.name}") from error
-    except (docker.errors.APIError, requests.RequestException) as error:
-        raise EnvironmentFailure(f"the engine no longer answers: {error}") from error
-    state: Mapping[str, Any] = container.attrs["State"]
-    return state
 
 
 def _address(container: Container, port: int) -> str | None:
@@ -217,14 +200,8 @@ def _demand_identity(url: str, serving: Serving, identity: str, api_key: str | N
 
 
 def _death(container: Container) -> str | None:
-    state = _state(container)
+    state = launch.state(container)
     if state.get("Running"):
         return None
     why = "out of memory" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
     return f"the server died ({why})"
-
-
-def _remove(engine: Engine, name: str) -> None:
-    """By name: an interrupt may come after the engine made the container and before we learn of it."""
-    with suppress(docker.errors.NotFound):
-        engine.client.api.remove_container(name, v=True, force=True)

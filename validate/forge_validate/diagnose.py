@@ -1,7 +1,8 @@
 """What kind of wrong it is: from the results of all checks, and from nothing else.
 
-The order is the order of dependence: numbers that are not finite make every answer wrong, a tokenizer every prompt,
-a template every chat; only then does a wrong answer say something about the answer.
+The order is the order of dependence: a kernel that computes wrong spoils all that follows, numbers that are not finite
+make every answer wrong, a tokenizer every prompt, a template every chat; only then does a wrong answer say something
+about the answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from forge_core.model import Frozen
 from forge_validate.checks import CheckResult
 
 Kind = Literal[
-    "wrong-server", "numbers", "tokenizer", "template", "garbage", "budget", "parser", "answers", "no-answer"
+    "kernels", "wrong-server", "numbers", "tokenizer", "template", "garbage", "budget", "parser", "answers", "no-answer"
 ]
 
 
@@ -44,7 +45,23 @@ def _out_of_budget(result: CheckResult) -> bool:
     return _failed("known", "tool-call")(result) and result.value == "length"
 
 
+def _numeric(outcome: str) -> Callable[[CheckResult], bool]:
+    return lambda result: result.outcome == outcome and result.check.startswith("numeric/")
+
+
 _RULES = (
+    _Rule(
+        "kernels",
+        _numeric("failed"),
+        "a kernel of the image computes wrong numbers",
+        "the weights were not loaded: try another backend, or look at how this kernel was built",
+    ),
+    _Rule(
+        "kernels",
+        _numeric("unmeasured"),
+        "a kernel that the policy demands could not be asked",
+        "the weights were not loaded: look whether the image has this kernel for this GPU",
+    ),
     _Rule(
         "wrong-server",
         _failed("served-model", "model-info", "flags"),

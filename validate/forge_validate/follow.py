@@ -21,11 +21,13 @@ _KEPT_LINES = 3000
 class Follower(threading.Thread):
     """Reads a container's log to its end in the background."""
 
-    def __init__(self, container: Container, path: Path, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, container: Container, path: Path, secrets: Sequence[str] = (), *, stdout: bool = True) -> None:
+        """Follow both streams, or stderr alone where stdout is data."""
         super().__init__(name="container-log", daemon=True)
         self._container = container
         self._path = path
         self._secrets = tuple(secrets)
+        self._stdout = stdout
         self._fresh: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._received = 0
@@ -38,7 +40,7 @@ class Follower(threading.Thread):
             while True:
                 skip = self._received
                 try:
-                    for chunk in self._container.logs(stream=True, follow=True):
+                    for chunk in self._container.logs(stream=True, follow=True, stdout=self._stdout):
                         # A stream that broke off begins again at the first byte.
                         dropped, skip = chunk[skip:], max(0, skip - len(chunk))
                         self._received += len(dropped)

@@ -1,14 +1,19 @@
-"""Why there is no server: the engine refused its container, or it died at its start. Cause first, and whose fault it is."""
+"""Containers from their image to their removal, and why there is no server: cause first, and whose fault it is."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker.errors
+import requests
+from docker.models.containers import Container
 
+from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
 
 _LAST_LINES = 15
@@ -54,6 +59,33 @@ _SIGNS = (
 )
 _EXCEPTION = re.compile(r"^(?:[\w ]+\] )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b(?:: .*)?)$")
 _KILLED = re.compile(r"(?i)(exit code: -9\b|\bSIGKILL\b|out of memory: killed|signal 9\b)")
+
+
+def unprivileged(engine: Engine, image: str) -> str:
+    """The id of an image that is not run by root; raises Refused for one that is."""
+    found = engine.client.images.get(image)
+    user = str(found.attrs.get("Config", {}).get("User") or "")
+    if user.partition(":")[0] in ("", "0", "root"):
+        raise Refused(f"the image {image} runs as root", hint="give it a USER in the Dockerfile")
+    return str(found.id)
+
+
+def state(container: Container) -> Mapping[str, Any]:
+    """The engine's `State` of a container, asked anew; raises EnvironmentFailure when it has none or is gone."""
+    try:
+        container.reload()
+    except docker.errors.NotFound as error:
+        raise EnvironmentFailure(f"someone removed the container {container.name}") from error
+    except (docker.errors.APIError, requests.RequestException) as error:
+        raise EnvironmentFailure(f"the engine no longer answers: {error}") from error
+    found: Mapping[str, Any] = container.attrs["State"]
+    return found
+
+
+def remove(engine: Engine, name: str) -> None:
+    """By name: an interrupt may come after the engine made the container and before we learn of it."""
+    with suppress(docker.errors.NotFound):
+        engine.client.api.remove_container(name, v=True, force=True)
 
 
 def cause_line(lines: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,40 @@ from forge_validate.serving import MODEL_MOUNT, Serving
 def create(
     serving: Serving, name: str, identity: str, folder: Path, *, api_key: str | None = None, digest: str = ""
 ) -> dict[str, Any]:
-    """Arguments of docker-py's `containers.create`: the image's own user, no capabilities, a read-only root.
+    """Arguments of docker-py's `containers.create` for the server.
 
     `digest` is the image's and belongs to the names of its caches: UsageError without it for a serving that has some.
     """
+    chosen = _contained(serving, name, MODEL_MOUNT, folder, digest) | {
+        "command": list(serving.arguments(identity, api_key)),
+        # Port 0: the engine finds a free one, so nothing collides; loopback, so nobody else can ask.
+        "ports": {f"{serving.port}/tcp": ("127.0.0.1", serving.host_port)},
+    }
+    if serving.command:
+        chosen["entrypoint"] = list(serving.command)
+    return chosen
+
+
+def create_beside(
+    serving: Serving, name: str, words: Sequence[str], mount: str, folder: Path, *, digest: str = ""
+) -> dict[str, Any]:
+    """The same for another command in the server's surroundings: no model and no network, `folder` at `mount`."""
+    return _contained(serving, name, mount, folder, digest) | {
+        "entrypoint": list(words),
+        "command": [],
+        "network_mode": "none",
+    }
+
+
+def _contained(serving: Serving, name: str, mount: str, folder: Path, digest: str) -> dict[str, Any]:
+    """The image's own user, no capabilities, a read-only root; `folder` read-only; devices, limits and caches."""
     limits = serving.limits
     chosen: dict[str, Any] = {
-        "command": list(serving.arguments(identity, api_key)),
         "name": name,
         "labels": {LABEL: serving.profile},
         "environment": serving.environment,
         # A bind mount, not a volume: a folder the engine does not see is an error then, not an empty folder.
-        "mounts": [
-            Mount(MODEL_MOUNT, str(folder), type="bind", read_only=True),
-            *caches.mounts(serving, digest),
-        ],
-        # Port 0: the engine finds a free one, so nothing collides; loopback, so nobody else can ask.
-        "ports": {f"{serving.port}/tcp": ("127.0.0.1", serving.host_port)},
+        "mounts": [Mount(mount, str(folder), type="bind", read_only=True), *caches.mounts(serving, digest)],
         # Whatever the engine's default: no other container may join its shared memory.
         "ipc_mode": "private",
         "cap_drop": ["ALL"],
@@ -49,8 +67,6 @@ def create(
         # `docker logs` must be able to read it back, whatever the engine's default driver is.
         "log_config": LogConfig(type="json-file", config={"max-size": "64m"}),
     }
-    if serving.command:
-        chosen["entrypoint"] = list(serving.command)
     if requests := _devices(serving):
         chosen["device_requests"] = requests
     return chosen

@@ -1,4 +1,4 @@
-"""The line of this side, once, in order: target, boot, probe, judge, verdict, receipt, promote."""
+"""The line of this side, once, in order: target, kernels, boot, probe, judge, verdict, receipt, promote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forge_core.cli import work_folder
 from forge_core.console import Console
 from forge_core.engine import connect
 from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError, UsageError
-from forge_validate import data, gpu, junit, policy, report, serving, target, trial
+from forge_validate import data, gpu, junit, numeric, policy, report, serving, target, trial
 from forge_validate import receipt as receipts
 from forge_validate.promote import FILE_NAME as PROMOTION
 from forge_validate.promote import Promotion, promote
@@ -142,7 +142,7 @@ def _release(wish: Wish, done: Receipt, rules: policy.Policy, work: Path, consol
 
 def _clear(work: Path) -> None:
     """What an earlier run left is no result of this one."""
-    for name in (receipts.FILE_NAME, junit.FILE_NAME, PROMOTION):
+    for name in (receipts.FILE_NAME, junit.FILE_NAME, numeric.FILE_NAME, PROMOTION):
         (work / name).unlink(missing_ok=True)
 
 

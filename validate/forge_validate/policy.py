@@ -56,6 +56,30 @@ class Waived(Frozen):
     reason: Annotated[str, StringConstraints(min_length=15)]
 
 
+Kernel = Literal[
+    "flashinfer.fp4_quantize",
+    "flashinfer.mm_fp4.cutlass",
+    "flashinfer.mm_fp4.cudnn",
+    "flashinfer.cutlass_fused_moe",
+    "sgl_kernel.scaled_fp4_quant",
+    "sgl_kernel.cutlass_scaled_fp4_mm",
+    "sgl_kernel.scaled_fp4_experts_quant",
+    "sgl_kernel.cutlass_fp4_group_mm",
+]
+"""What the numeric test can ask, package first; `mm_fp4` by its backend."""
+
+
+class Numeric(Frozen):
+    """The image's FP4 kernels against exact arithmetic, before the weights are loaded (docs/numeric.md)."""
+
+    kernels: Annotated[tuple[Kernel, ...], Field(min_length=1)]
+    """Each must pass; one that the image lacks does not."""
+    deadline: Annotated[float, Field(gt=0)]
+    """Seconds for all of them."""
+    reason: Annotated[str, StringConstraints(min_length=15)]
+    """Why these kernels and this deadline."""
+
+
 class Promotion(Frozen):
     """Which tags move on a pass."""
 
@@ -74,6 +98,8 @@ class Policy(Frozen):
     optional: tuple[Optional, ...] = ()
     """All other checks are required."""
     text: Text
+    numeric: Numeric | None = None
+    """None: no kernel is asked."""
     accepts: tuple[Waived, ...] = ()
     promotion: Promotion
 

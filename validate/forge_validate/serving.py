@@ -157,11 +157,16 @@ class Serving(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if (self.devices.gpus or self.devices.cdi) and self.gpu_memory_slack is None:
+        if self.has_devices and self.gpu_memory_slack is None:
             raise ValueError("a serving with devices needs `gpu_memory_slack`")
         if taken := set(self.caches.values()) & set(self.tmpfs):
             raise ValueError(f"{', '.join(sorted(taken))} is both a cache and a tmpfs")
         return self
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether the container is given any GPU."""
+        return bool(self.devices.gpus or self.devices.cdi)
 
     def intended(self) -> dict[str, str | int | float | bool]:
         """What the server should run with, under the names it tells it by; what is left to it (`auto`) is left out."""

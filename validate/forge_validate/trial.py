@@ -1,4 +1,4 @@
-"""One trial: boot an image with a serving, ask a suite, judge what came back. No tag and no receipt here."""
+"""One trial: ask the kernels, boot an image with a serving, ask a suite, judge what came back. No tag, no receipt here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge_core.console import Console, Step, duration
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, ForgeError
 from forge_core.model import ModelRef
-from forge_validate import gpu, report
+from forge_validate import gpu, numeric, report
 from forge_validate.boot import boot
 from forge_validate.checks import CheckResult
 from forge_validate.exchange import Exchange
@@ -21,6 +21,7 @@ from forge_validate.probe import probe
 from forge_validate.resolved import resolved
 from forge_validate.server import Server
 from forge_validate.serving import MemorySlack, Serving
+from forge_validate.verdict import lacking
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,20 @@ class Tried:
 
 
 def run(engine: Engine, subject: Subject, bench: Bench, work: Path, console: Console, *, keep: bool = False) -> Tried:
-    """Try a subject; writes `work/logs/server.log` and `work/exchanges/`. Raises as `boot`."""
+    """Try a subject; writes `work/logs/server.log`, `work/exchanges/` and `work/numeric.json`. Raises as `boot`.
+
+    Where the policy demands kernels, they are asked first, and nothing is booted on one that does not pass.
+    """
     log = work / "logs" / "server.log"
     with _gpus(subject, console, keep=keep):
         return _run(engine, subject, bench, work, log, console, keep)
 
 
 def _run(engine: Engine, subject: Subject, bench: Bench, work: Path, log: Path, console: Console, keep: bool) -> Tried:
+    kernels = numeric.run(engine, subject.image, subject.serving, bench.policy, work, console)
+    if lacking(kernels, bench.policy):
+        console.say("    no server is started on kernels like these", "yellow")
+        return Tried(results=kernels + bench.judge([]), exchanges=(), resolved={}, boot=0.0, probe=0.0, phases={})
     began = time.monotonic()
     with boot(
         engine, subject.image, subject.serving, subject.model, subject.folder, log=log, console=console, keep=keep
@@ -70,7 +78,7 @@ def _run(engine: Engine, subject: Subject, bench: Bench, work: Path, log: Path, 
         info = next((e.response for e in exchanges if e.request.path == "/server_info"), None)
         lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
         return Tried(
-            results=results,
+            results=kernels + results,
             exchanges=exchanges,
             resolved=resolved(info, lines, subject.serving.tells),
             boot=round(booted, 3),

@@ -28,7 +28,7 @@ class Verdict(Frozen):
 def decide(results: Sequence[CheckResult], policy: Policy) -> Verdict:
     """A pass demands that every required check passed (or warned); no required result at all is no pass."""
     required = [result for result in results if policy.requires(result.check)]
-    failing = [result for result in required if result.outcome not in ("passed", "warned")]
+    failing = lacking(results, policy)
     if not required:
         return Verdict(outcome="failed", cause="nothing was judged", next_step="look at the boot's log", failing=())
     found = diagnose(failing)
@@ -43,9 +43,19 @@ def decide(results: Sequence[CheckResult], policy: Policy) -> Verdict:
         outcome="failed",
         kind=found.kind,
         cause=f"{found.meaning}: {worst.check}: {worst.explanation}{answer}{more}",
-        next_step=f"{found.next_step}; read exchanges/{worst.check.partition('/')[0]}.json",
+        next_step=f"{found.next_step}; read {_evidence(worst.check)}",
         failing=tuple(result.check for result in failing),
     )
+
+
+def lacking(results: Sequence[CheckResult], policy: Policy) -> list[CheckResult]:
+    """The required results without a pass."""
+    return [r for r in results if policy.requires(r.check) and r.outcome not in ("passed", "warned")]
+
+
+def _evidence(check: str) -> str:
+    case = check.partition("/")[0]
+    return "numeric.json" if case == "numeric" else f"exchanges/{case}.json"
 
 
 def unaccepted(deviations: Sequence[Deviation], policy: Policy) -> tuple[Deviation, ...]:

@@ -97,7 +97,7 @@ def compile_wheel(
     key = wheel_key(order, recipe, plan, builder_image, compiler_cache)
     file = file_name(name, plan.version, plan.tag)
     parts = f"{len(plan.outputs)} modules" if order.spec.serves else ", ".join(order.spec.modules)
-    told = f"{parts or subset or 'all'} for {', '.join(order.spec.architectures)}"
+    told = f"{parts or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
     with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
@@ -135,6 +135,18 @@ def compile_wheel(
     )
 
 
+def know_subset(manifest: Manifest, subset: str | None) -> None:
+    """Raise UsageError unless the recipe of one of the manifest's wheels at least knows the part."""
+    known = {
+        name for spec in manifest.wheels.values() if spec.recipe in RECIPES for name in RECIPES[spec.recipe].subsets
+    }
+    if subset is not None and subset not in known:
+        raise UsageError(
+            f"{manifest.profile}: no wheel has a subset {subset!r}",
+            hint=f"known: {', '.join(sorted(known))}" if known else "leave --subset away",
+        )
+
+
 def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str, compiler_cache: Cache | None = None) -> str:
     """Sha256 (hex) over all that decides the wheel's bytes; neither the scheduler nor a local ccache does."""
     dependencies = {name: item.tree for name, item in order.tree.dependencies.items()}
@@ -164,7 +176,7 @@ def _order(name: str, manifest: Manifest, tree: PatchedTree, subset: str | None)
         raise UsageError(
             f"wheels.{name}.recipe: nothing here compiles {spec.recipe!r}", hint=f"recipes: {', '.join(RECIPES)}"
         )
-    return Order(name, spec, manifest, tree, subset), recipe
+    return Order(name, spec, manifest, tree, subset if subset in recipe.subsets else None), recipe
 
 
 def _deviations(order: Order, plan: Plan, file: str) -> tuple[Deviation, ...]:
@@ -256,7 +268,8 @@ def _make(
 
 def _tell(step: Step, progress: Progress) -> None:
     """What the compile took, once it has ended."""
-    if found := progress.summary:
+    # nothing was seen where the configuration failed, before any unit
+    if (found := progress.summary) and found["free"] is not None:
         step.say(
             f"{found['units']} units in {duration(found['wall'])}, {duration(found['cpu'])} of CPU time; "
             f"at most {size(found['peak'])} at once, never under {size(found['free'])} free"
@@ -287,4 +300,4 @@ def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool,
     return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
-__all__ = ["RECIPES", "Wheel", "compile_wheel", "share", "wheel_key"]
+__all__ = ["RECIPES", "Wheel", "compile_wheel", "know_subset", "share", "wheel_key"]

@@ -34,6 +34,7 @@ class FlashInferJit:
     """See the module."""
 
     sources: tuple[Path, ...] = (Path(__file__), Path(flashinfer_modules.__file__), Path(wheel.__file__))
+    subsets: tuple[str, ...] = ()
 
     def plan(self, order: Order) -> Plan:
         """Generate and compile the modules for the named architectures."""

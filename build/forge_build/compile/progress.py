@@ -22,6 +22,7 @@ _ERROR = re.compile(
     r"\b(?:error|fatal)\b[ \t]*(?:#[\w-]+)?[ \t]*:"  # c++, cudafe++, nvcc, ptxas
     r"|\bld: |undefined reference to"  # the linker
     r"|^(?:\w+\.)*\w+(?:Error|Exception): "  # Python, while generating
+    r"|^CMake Error\b"  # before there is a unit; what is wrong stands in the next lines
 )
 _KILLED = re.compile(
     r"died due to signal (?:9|15)\b|Killed signal terminated program|cannot allocate memory|virtual memory exhausted"

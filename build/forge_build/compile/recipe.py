@@ -64,6 +64,8 @@ class Recipe(Protocol):
 
     sources: tuple[Path, ...]
     """Own files that decide what the packed bytes are; they are part of the wheel's key."""
+    subsets: tuple[str, ...]
+    """Parts that it can compile alone; `Order.subset` is one of them or none."""
 
     def plan(self, order: Order) -> Plan:
         """What to run; raises UsageError when the manifest asks for what the recipe does not know."""

@@ -36,7 +36,7 @@ _OPTIONS = {
 _NEEDED = ("repo-cutlass", "repo-flashinfer")
 _UNITS = {None: 68, "fp4": 8}
 """Objects and links, by subset."""
-_PEAK = {None: 15_500_000_000, "fp4": 14_100_000_000}
+_PEAK = {None: 15_500_000_000, "fp4": 14_810_000_000}
 """Resident bytes of the largest unit for sm_120a: fp8_gemm_kernel.cu, nvfp4_scaled_mm_kernels.cu."""
 
 
@@ -44,6 +44,7 @@ class SglKernel:
     """See the module."""
 
     sources: tuple[Path, ...] = (Path(__file__), Path(wheel.__file__))
+    subsets: tuple[str, ...] = tuple(name for name in _UNITS if name)
 
     def plan(self, order: Order) -> Plan:
         """Compile the tree, or the part that `order.subset` names, for the named architectures."""
@@ -57,8 +58,9 @@ class SglKernel:
                 f"wheels.{order.name}.modules: the recipe sgl-kernel has no modules", hint="leave `modules` away"
             )
         if order.subset not in _UNITS:
-            known = ", ".join(name for name in _UNITS if name)
-            raise UsageError(f"sgl-kernel: there is no subset {order.subset!r}", hint=f"known: {known}")
+            raise UsageError(
+                f"sgl-kernel: there is no subset {order.subset!r}", hint=f"known: {', '.join(self.subsets)}"
+            )
         if missing := [name for name in _NEEDED if name not in order.tree.dependencies]:
             raise UsageError(
                 f"wheels.{order.name}: the source {order.tree.name} comes without {', '.join(missing)}",
@@ -104,7 +106,7 @@ class SglKernel:
             members=members,
             fields=[
                 ("Summary", f"{what}, compiled for {architectures}"),
-                ("License-Expression", "Apache-2.0"),
+                ("License-Expression", "Apache-2.0 AND BSD-3-Clause"),
                 ("Classifier", "Private :: Do Not Upload"),
                 ("Requires-Python", ">=3.10"),
                 # the C++ symbols of torch fit one minor version

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,14 +11,26 @@ from pathlib import Path
 from forge_build.base import Base
 from forge_build.fetch import Inputs
 from forge_build.image.archive import Image, read_archive
-from forge_build.image.contexts import BuiltFile, contexts
-from forge_build.image.recipe import base_labels, dockerfile, labels, stages, stand_in_files, stand_ins, with_manifest
+from forge_build.image.contexts import BuiltFile, contexts, grouped
+from forge_build.image.recipe import (
+    HEALTH,
+    INIT,
+    base_labels,
+    dockerfile,
+    environment,
+    labels,
+    scripts,
+    stages,
+    stand_in_files,
+    stand_ins,
+    with_manifest,
+)
 from forge_build.lock import LockedWheel
 from forge_build.manifest import Manifest
 from forge_core.console import Console, Step, size
 from forge_core.engine import Engine, buildx
 from forge_core.errors import IntegrityError
-from forge_core.model import canonical_sha256
+from forge_core.model import canonical_sha256, file_sha256
 
 __all__ = ["BuiltFile", "Image", "build", "builder", "builder_tag", "key", "labels", "read_archive"]
 
@@ -47,6 +61,10 @@ def key(
     if target == "runtime":
         entering |= {
             "inside": stand_in_files(manifest),
+            "scripts": {name: file_sha256(path) for name, path in scripts().items()},
+            "groups": {name: sorted(wheel.sha256 for wheel in wheels) for name, wheels in grouped(locked).items()},
+            "started": [INIT, HEALTH],
+            "environment": environment(manifest),
             "image": manifest.image.model_dump(mode="json", exclude={"allowed_conflicts", "imports"}),
             "labels": labels(manifest) | base_labels(manifest, base),
             "engine": engine.version,
@@ -75,7 +93,7 @@ def builder(
         if engine.client.images.list(name=tag):
             step.result(f"{tag}, made before")
             return tag
-        with contexts(inputs, base, locked, (), {}) as (main, named):
+        with contexts(inputs, base, {"wheels": locked}, (), {}, {}) as (main, named):
             buildx.build(
                 engine,
                 dockerfile=dockerfile(),
@@ -113,15 +131,15 @@ def build(
     """
     with console.step("image", f"{manifest.image.name}, network off") as step:
         standing = stand_ins(manifest)
-        with contexts(inputs, base, locked, built, standing) as (main, named):
+        with contexts(inputs, base, grouped(locked), built, standing, scripts()) as (main, named):
             result = buildx.build(
                 engine,
                 dockerfile=with_manifest(manifest, base, main),
                 context=main,
                 target="final",
                 contexts=named,
-                args=_arguments(base) | {"STAND_INS": " ".join(standing)},
-                output=f"type=oci,dest={archive},rewrite-timestamp=true,compression=zstd,oci-mediatypes=true",
+                args=_arguments(base) | {"CUDA_HOME": manifest.image.cuda_home or "", "STAND_INS": " ".join(standing)},
+                output=_output(archive, labels(manifest) | base_labels(manifest, base)),
                 epoch=manifest.epoch,
                 log=log,
                 on_line=_watch(step),
@@ -136,6 +154,15 @@ def build(
                 raise IntegrityError(f"{archive} holds {what} {found}, BuildKit reports {reported}", log=log)
         step.result(f"{image.digest[:19]}, {size(image.size)} compressed, {len(image.layers)} layers")
     return image
+
+
+def _output(archive: Path, annotations: dict[str, str]) -> str:
+    """The exporter in buildx's spelling, which is a line of CSV; what the labels say stands in the manifest as annotations too."""
+    fields = ["type=oci", f"dest={archive}", "rewrite-timestamp=true", "compression=zstd", "oci-mediatypes=true"]
+    line = io.StringIO()
+    fields += [f"annotation.{name}={value}" for name, value in sorted(annotations.items())]
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 def _arguments(base: Base) -> dict[str, str]:

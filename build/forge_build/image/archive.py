@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ class Image:
     """Compressed bytes of config and layers, as a registry stores them."""
     layers: tuple[int, ...]
     """Compressed bytes of each."""
+    steps: tuple[str, ...]
+    """The instruction that made each layer, as the image's history has it; empty where the history does not say."""
+    annotations: Mapping[str, str]
+    """Of the manifest."""
 
 
 def read_archive(archive: Path) -> Image:
@@ -37,10 +42,19 @@ def read_archive(archive: Path) -> Image:
             (entry,) = json.loads(_bytes(tar, "index.json"))["manifests"]
             manifest = _blob(tar, entry["digest"])
             config = manifest["config"]
-            _blob(tar, config["digest"])
             layers = tuple(int(layer["size"]) for layer in manifest["layers"])
-            return Image(archive, entry["digest"], config["digest"], sum(layers) + int(config["size"]), layers)
-    except (tarfile.TarError, KeyError, ValueError, TypeError) as error:
+            history = _blob(tar, config["digest"]).get("history") or ()
+            steps = tuple(str(item.get("created_by", "")) for item in history if not item.get("empty_layer"))
+            return Image(
+                archive,
+                entry["digest"],
+                config["digest"],
+                sum(layers) + int(config["size"]),
+                layers,
+                steps if len(steps) == len(layers) else ("",) * len(layers),
+                dict(manifest.get("annotations") or {}),
+            )
+    except (tarfile.TarError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise IntegrityError(f"{archive} is no OCI archive of one image: {error!r}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,25 +25,48 @@ class BuiltFile:
     sha256: str
 
 
+GROUPS = {
+    # NVIDIA's libraries change with CUDA, torch with its release, all the rest with SGLang
+    "vendor": re.compile(r"(?:nvidia|cuda)-.*|pip"),
+    "torch": re.compile(r"torch|torch-c-dlpack-ext|torchvision|torchaudio|triton|flashinfer-cubin"),
+    "wheels": re.compile(r".*"),
+}
+"""The runtime stage's contexts of locked wheels, each installed into a layer of its own: name -> which distributions."""
+
+
+def grouped(locked: Sequence[LockedWheel]) -> dict[str, list[LockedWheel]]:
+    """The wheels of each group; one belongs to the first that takes its name."""
+    found: dict[str, list[LockedWheel]] = {group: [] for group in GROUPS}
+    for wheel in locked:
+        found[next(group for group, names in GROUPS.items() if names.fullmatch(wheel.name))].append(wheel)
+    return found
+
+
 @contextmanager
 def contexts(
     inputs: Inputs,
     base: Base,
-    locked: Sequence[LockedWheel],
+    locked: Mapping[str, Sequence[LockedWheel]],
     built: Sequence[BuiltFile],
     stand_ins: Mapping[str, Mapping[str, Path]],
+    scripts: Mapping[str, Path],
 ) -> Iterator[tuple[Path, dict[str, Path | str]]]:
-    """The main context and the named ones, made of hard links into the store where the disk allows."""
+    """The main context and the named ones, made of hard links into the store where the disk allows.
+
+    `locked` are the wheels of each context that has some.
+    """
     with tempfile.TemporaryDirectory(prefix="context-", dir=inputs.store.root / "partial") as scratch:
-        main, wheels, made, inside = (Path(scratch) / name for name in ("main", "wheels", "built", "inside"))
-        for folder in (main, wheels, made, inside):
+        folders = {name: Path(scratch) / name for name in ("main", *locked, "built", "inside")}
+        for folder in folders.values():
             folder.mkdir()
+        main, made, inside = folders.pop("main"), folders["built"], folders["inside"]
         if base.rootfs:
             _link(base.rootfs, main / "rootfs.tar")
-        for wheel in locked:
-            _link(inputs.path(wheel.sha256), wheels / wheel.file)
-        lines = (f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in locked)
-        (wheels / "requirements.txt").write_text("".join(lines), encoding="utf-8")
+        for name, wheels in locked.items():
+            for wheel in wheels:
+                _link(inputs.path(wheel.sha256), folders[name] / wheel.file)
+            lines = (f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
+            (folders[name] / "requirements.txt").write_text("".join(lines), encoding="utf-8")
         for own in built:
             _link(own.path, made / own.file)
         lines = (f"./{own.file} --hash=sha256:{own.sha256}\n" for own in built)
@@ -52,7 +76,9 @@ def contexts(
                 target = inside / "stand_ins" / name / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
-        yield main, {"wheels": wheels, "built": made, "inside": inside}
+        for name, source in scripts.items():
+            shutil.copyfile(source, inside / name)
+        yield main, dict(folders)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,7 +1,8 @@
-"""What decides an image beside its wheels: the Dockerfile's stages, ENV, labels and stand-ins."""
+"""What decides an image beside its wheels: the Dockerfile's stages, ENV, labels, health check, stand-ins and scripts."""
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,19 @@ from forge_core.model import ImageRef, file_sha256
 USER = "10001:10001"
 """The runtime stage's user, numeric so that Kubernetes can see it is not root."""
 
+PATH = "/opt/sglang/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""The runtime stage's PATH."""
+
+INIT = ("tini", "-s", "--")
+"""Passes signals on, also to a server that is still loading (as process 1 it would not see them), and takes in what its workers
+leave behind; -s: also below another init."""
+
+HEALTH = ("python", "/opt/sglang/healthy.py")
+"""The image's health check."""
+
+_SCRIPTS = ("healthy.py", "link_cuda.py")
+"""Files of `build/inside` that the runtime stage takes."""
+
 _OCI = "org.opencontainers.image"
 _OWN = "io.sm120-forge"
 
@@ -22,10 +36,17 @@ _OWN = "io.sm120-forge"
 def labels(manifest: Manifest) -> dict[str, str]:
     """OCI labels that are true whoever builds; equal inputs must give equal bytes.
 
-    So no commit of this repository (the record has it), and `created` is the epoch, as in the image's config. No `licenses`:
-    no one expression is true of some hundred packages; their texts are in the image.
+    So no commit of this repository (the record has it), and `created` is the epoch, as in the image's config. `source` and
+    `revision` name what is compiled here from git, where that is one repository. No `licenses`: no one expression is true of
+    some hundred packages; their texts are in the image.
     """
-    return {
+    repositories = [source.git for source in manifest.sources.values() if source.git]
+    found = {}
+    if len(repositories) == 1 and repositories[0].url.startswith("https://"):
+        found = {f"{_OCI}.source": repositories[0].url, f"{_OCI}.revision": repositories[0].commit}
+    for name, source in manifest.sources.items():
+        found[f"{_OWN}.source.{name}"] = source.git.commit if source.git else str(source.wheel)
+    return found | {
         f"{_OCI}.title": manifest.image.title,
         f"{_OCI}.description": " ".join(manifest.description.split()),
         f"{_OCI}.vendor": "sm120-forge",
@@ -44,21 +65,36 @@ def base_labels(manifest: Manifest, base: Base) -> dict[str, str]:
     return {f"{_OWN}.base.suite": str(manifest.base.suite), f"{_OWN}.base.rootfs": f"sha256:{base.identity}"}
 
 
+def environment(manifest: Manifest) -> dict[str, str]:
+    """The image's ENV: that of its tool chain, and the manifest's."""
+    found = {}
+    if home := manifest.image.cuda_home:
+        # Triton brings a ptxas of its own, and another one for Blackwell: here all device code comes from one tool chain.
+        tool = {f"TRITON_{name}_PATH": f"{home}/bin/ptxas" for name in ("PTXAS", "PTXAS_BLACKWELL")}
+        found = {"CUDA_HOME": home, "PATH": f"{home}/bin:{PATH}", **tool}
+    return found | manifest.image.environment
+
+
 def dockerfile() -> Path:
     """`Dockerfile.sm120` of the checkout."""
     return project_root() / "Dockerfile.sm120"
 
 
 def with_manifest(manifest: Manifest, base: Base, folder: Path) -> Path:
-    """The Dockerfile with the manifest's ENV and LABEL lines as a last stage, `final`: a command line can give neither.
+    """The Dockerfile with the manifest's part as a last stage, `final`: ENV, LABEL, HEALTHCHECK and ENTRYPOINT.
 
     Raises UsageError when a value cannot be written in a Dockerfile.
     """
     lines = ["", "FROM runtime AS final"]
-    for name, value in sorted(manifest.image.environment.items()):
+    for name, value in sorted(environment(manifest).items()):
         lines.append(f"ENV {_name(name)}={_quoted(value, f'image.environment.{name}')}")
     for name, value in sorted((labels(manifest) | base_labels(manifest, base)).items()):
         lines.append(f"LABEL {name}={_quoted(value, f'the label {name}')}")
+    lines.append(
+        f"HEALTHCHECK --interval=30s --timeout=10s --start-period={manifest.image.start_period}s --retries=3 \\"
+    )
+    lines.append(f"    CMD {json.dumps(HEALTH)}")
+    lines.append(f"ENTRYPOINT {json.dumps([*INIT, *manifest.image.command])}")
     copy = folder / "Dockerfile"
     copy.write_text(dockerfile().read_text(encoding="utf-8") + "\n".join(lines) + "\n", encoding="utf-8")
     return copy
@@ -87,6 +123,11 @@ def stand_ins(manifest: Manifest) -> dict[str, dict[str, Path]]:
             raise UsageError(f"image.stand_ins: {folder / name} holds nothing")
         found[name] = {p.relative_to(folder / name).as_posix(): p for p in files}
     return found
+
+
+def scripts() -> dict[str, Path]:
+    """The files that the runtime stage takes of `build/inside`, by name."""
+    return {name: project_root() / "build" / "inside" / name for name in _SCRIPTS}
 
 
 def stand_in_files(manifest: Manifest) -> dict[str, str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import docker.errors
 
 from forge_build.compile.container import builder, follow
-from forge_build.image.recipe import USER, labels, stand_in_files
+from forge_build.image.recipe import HEALTH, INIT, USER, environment, labels, stand_in_files
+from forge_build.image_check import tool_chain
 from forge_build.image_check.judge import Expected, ImageReport, judge
 from forge_build.image_check.wheels import record_digest
 from forge_build.lock import Lock, LockedWheel
@@ -48,9 +50,10 @@ def check(
     cuda = ".".join(expected.versions.get("nvidia-cuda-runtime", "").split(".")[:2])
     request = {
         "imports": list(manifest.image.imports),
-        "command": ["sglang", "serve", "--help"],
+        "command": [*manifest.image.command, "--help"],
         "modules": dict(modules),
         "cuda": cuda,
+        "tool_chain": _tool_chain(manifest),
     }
     with console.step("image check", "versions, files, imports, loader, command line; network off") as step:
         try:
@@ -65,13 +68,18 @@ def check(
 
         # Without a GPU FlashInfer's loader cannot ask the device what to look for.
         architectures = sorted({a for w in manifest.wheels.values() for a in w.architectures})
-        environment = {"HOME": "/tmp", "FLASHINFER_CUDA_ARCH_LIST": " ".join(architectures)}  # noqa: S108 - inside
-        argv = ["python", "-c", _script().read_text(encoding="utf-8"), json.dumps(request)]
-        with builder(engine, str(image), argv, environment, name="image-check", keep=keep, read_only=True) as container:
+        variables = {"HOME": "/tmp", "FLASHINFER_CUDA_ARCH_LIST": " ".join(architectures)}  # noqa: S108 - inside
+        # in this container only /tmp can be written
+        variables |= dict.fromkeys(tool_chain.FOLDERS, "/tmp/kernels")  # noqa: S108 - inside
+        argv = ["python", "-c", _script("image_check.py").read_text(encoding="utf-8"), json.dumps(request)]
+        with builder(engine, str(image), argv, variables, name="image-check", keep=keep, read_only=True) as container:
             status = follow(container, log, on_line)
         if status != 0 or parts[-1:] != [_END]:
             raise EnvironmentFailure(f"the image check ended with {status} before it had an answer", log=log)
-        report = judge(json.loads("".join(parts[:-1])), config, expected)
+        seen = json.loads("".join(parts[:-1]))
+        if "tool_chain" in seen:
+            seen["tool_chain"] |= tool_chain.device_code_of(seen["tool_chain"])
+        report = judge(seen, config, expected)
         if report.ok:
             step.result(f"{len(report.checks)} checks, {report.checks['files']}")
         else:
@@ -96,9 +104,13 @@ def expect(
         records=dict(record_digest(path) for path in wheels),
         stand_ins=stand_in_files(manifest),
         user=USER,
-        environment=manifest.image.environment,
+        environment=environment(manifest),
         labels=labels(manifest),
         allowed_conflicts=manifest.image.allowed_conflicts,
+        entry=[*INIT, *manifest.image.command],
+        health=HEALTH,
+        start_period=manifest.image.start_period,
+        tool_chain=tool_chain.expect(manifest, locked),
     )
 
 
@@ -107,7 +119,7 @@ def key(manifest: Manifest, lock: Lock, image: ImageRef, modules: Mapping[str, s
     return canonical_sha256(
         {
             "image": image.digest,
-            "script": file_sha256(_script()),
+            "scripts": [file_sha256(_script(name)) for name in ("image_check.py", "tool_chain.py")],
             "judge": [file_sha256(path) for path in sorted(Path(__file__).parent.glob("*.py"))],
             "request": manifest.image.model_dump(mode="json"),
             "modules": dict(modules),
@@ -116,5 +128,17 @@ def key(manifest: Manifest, lock: Lock, image: ImageRef, modules: Mapping[str, s
     )
 
 
-def _script() -> Path:
-    return project_root() / "build" / "inside" / "image_check.py"
+def _tool_chain(manifest: Manifest) -> dict[str, Any] | None:
+    """What the script is to look for; none: the image shall have no tool chain."""
+    if manifest.image.cuda_home is None:
+        return None
+    return {
+        "home": manifest.image.cuda_home,
+        "architecture": tool_chain.architecture(manifest).removeprefix("sm_"),
+        "folders": {name: place for name, place in environment(manifest).items() if name in tool_chain.FOLDERS},
+        "script": _script("tool_chain.py").read_text(encoding="utf-8"),
+    }
+
+
+def _script(name: str) -> Path:
+    return project_root() / "build" / "inside" / name

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge_build.image_check import tool_chain
+from forge_build.image_check.tool_chain import ToolChain
 from forge_build.manifest import AllowedConflict
 from forge_core.model import Finding
 
@@ -33,6 +35,19 @@ class Expected:
     environment: Mapping[str, str]
     labels: Mapping[str, str]
     allowed_conflicts: Sequence[AllowedConflict]
+    entry: Sequence[str]
+    """The entry point."""
+    health: Sequence[str]
+    """The health check's command."""
+    start_period: int
+    """Of the health check, seconds."""
+    tool_chain: ToolChain | None
+    """None: the image shall have none."""
+
+    @property
+    def command(self) -> str:
+        """What the entry point starts, for people."""
+        return " ".join(self.entry).partition(" -- ")[2]
 
 
 @dataclass(frozen=True)
@@ -64,8 +79,10 @@ def judge(seen: Mapping[str, Any], config: Mapping[str, Any], expected: Expected
         ),
         ("pip check", f"{len(seen['pip_check'])} complaints, all allowed with a reason", _conflicts(seen, expected)),
         ("imports", ", ".join(seen["imports"]), _attempts("import", seen["imports"])),
-        ("command line", "sglang serve --help ends with 0", _command(seen["command"])),
+        ("command line", f"{expected.command} --help ends with 0", _command(seen["command"], expected)),
     ]
+    if expected.tool_chain is not None:
+        rows += tool_chain.judge(seen["tool_chain"], expected.tool_chain)
     for name, outcome in seen["modules"].items():
         rows.append(
             (f"loader {name}", outcome["detail"], _loader(name, outcome, seen["copies"].get(name, []), expected.python))
@@ -93,6 +110,16 @@ def _config(config: Mapping[str, Any], expected: Expected) -> list[Finding]:
     for field in ("Entrypoint", "Healthcheck", "StopSignal"):
         if not config.get(field):
             found.append(Finding(kind="config", where=field, message="the image has none"))
+    if config.get("Entrypoint") and config["Entrypoint"] != list(expected.entry):
+        found.append(Finding(kind="config", where="Entrypoint", message=f"another command: {config['Entrypoint']}"))
+    health = config.get("Healthcheck") or {}
+    if health and health.get("Test") != ["CMD", *expected.health]:
+        found.append(Finding(kind="config", where="Healthcheck", message=f"another command: {health.get('Test')}"))
+    if health and health.get("StartPeriod") != expected.start_period * 10**9:
+        message = (
+            f"intended a start period of {expected.start_period} s, found {health.get('StartPeriod', 0) / 1e9:g} s"
+        )
+        found.append(Finding(kind="config", where="Healthcheck", message=message))
     return found
 
 
@@ -166,12 +193,12 @@ def _attempts(kind: str, outcomes: Mapping[str, Any]) -> list[Finding]:
     return [Finding(kind=kind, where=name, message=o["detail"]) for name, o in outcomes.items() if not o["ok"]]
 
 
-def _command(outcome: Mapping[str, Any]) -> list[Finding]:
+def _command(outcome: Mapping[str, Any], expected: Expected) -> list[Finding]:
     if outcome["status"] == 0:
         return []
     last = (outcome["tail"].strip().splitlines() or ["no output"])[-1]
     message = f"ends with {outcome['status']}: {last}"
-    return [Finding(kind="command-line", where="sglang serve --help", message=message)]
+    return [Finding(kind="command-line", where=f"{expected.command} --help", message=message)]
 
 
 def _loader(name: str, outcome: Mapping[str, Any], copies: Sequence[str], python: str) -> list[Finding]:

@@ -180,10 +180,16 @@ class Image(Frozen):
     title: str
     environment: dict[str, str] = Field(default_factory=dict)
     """ENV of the image."""
+    cuda_home: Annotated[str, StringConstraints(pattern=r"^(?:/[A-Za-z0-9._-]+)+$")] | None = None
+    """Where the CUDA tool chain of the `nvidia-*` wheels is to be found, on PATH and as CUDA_HOME; none: the image has none."""
+    start_period: Annotated[int, Field(gt=0)] = 600
+    """Seconds in which a failing health check does not count yet: the model is being loaded."""
     stand_ins: tuple[Literal["sgl_kernel", "torchvision_ops", "cuda_runtime"], ...] = ()
     """Modules of `build/inside` that stand in for what a machine without a GPU cannot load."""
     imports: tuple[str, ...] = ()
     """Modules the image check imports."""
+    command: tuple[str, ...] = ("sglang", "serve")
+    """What the entry point starts, below an init."""
     allowed_conflicts: tuple[AllowedConflict, ...] = ()
 
 

@@ -48,8 +48,8 @@ def _kinds(stream: BinaryIO, begin: int, size: int) -> Iterator[int]:
     at = begin
     while at + _ENTRY.size <= begin + size:
         kind, _, header, padded = _read(stream, at, _ENTRY)
-        if header < _ENTRY.size:
-            raise BrokenObject("an entry of its device code has no header")
+        if header < _ENTRY.size or at + header + padded > begin + size:
+            raise BrokenObject("an entry of its device code does not fit its container")
         yield kind
         at += header + padded
 

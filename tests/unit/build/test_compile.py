@@ -38,6 +38,19 @@ def test_units_are_counted() -> None:
     assert progress.errors == []
 
 
+def test_a_configuration_that_fails_says_why() -> None:
+    progress = fed(
+        "-- Found Python: /opt/python3\nCMake Warning at a.cmake:1 (message):\n  not found.\n\n"
+        'CMake Error at CMakeLists.txt:9 (cmake_policy):\n  Policy "CMP0169" is not known to this version of CMake.\n\n\n'
+        "-- Configuring incomplete, errors occurred!\n\n*** CMake configuration failed\n"
+    )
+    assert progress.failed is None
+    assert progress.errors[:2] == [
+        "CMake Error at CMakeLists.txt:9 (cmake_policy):",
+        '  Policy "CMP0169" is not known to this version of CMake.',
+    ]
+
+
 @pytest.mark.parametrize(
     "error",
     [

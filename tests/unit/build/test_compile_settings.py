@@ -12,10 +12,12 @@ from typing import cast
 import psutil
 import pytest
 
+from forge_build import compile as stage
 from forge_build.compile import cache, schedule, sizes
 from forge_build.compile.cache import Cache
 from forge_build.compile.progress import Progress
 from forge_build.compile.sizes import Size
+from forge_core.console import Console
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, UsageError
 from forge_core.store import Store
@@ -201,6 +203,15 @@ def test_the_hit_rate_is_told() -> None:
     progress = fed({"event": "cache", "tool": "ccache", "hits": 3, "misses": 1, "remote": remote})
     assert progress.hits == "ccache had 3 of 4 (75 %), 2 from the remote, 1 errors of the remote"
     assert fed({"event": "cache", "tool": "ccache", "hits": 0, "misses": 0, "remote": {}}).hits == ""
+
+
+def test_what_a_compile_took_is_told_unless_no_unit_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    none = {"event": "summary", "wall": 1.2, "peak": 0, "free": None, "cpu": 0.0, "units": 0, "again": 0}
+    for summary, told in ((none, ""), (none | {"units": 3, "free": 2_000_000_000}, "3 units in 1.2 s")):
+        stage._tell(Console().step("compile"), fed(summary))
+        err = capsys.readouterr().err
+        assert told in err
+        assert bool(err) is bool(told)
 
 
 def test_units_that_were_sent_home_are_no_failure() -> None:

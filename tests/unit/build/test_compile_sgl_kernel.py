@@ -20,6 +20,7 @@ from packaging.version import Version
 
 from forge_build import compile as stage
 from forge_build import manifest as manifests
+from forge_build.__main__ import main
 from forge_build.compile.recipe import Order
 from forge_build.compile.sgl_kernel import SglKernel
 from forge_build.compile.wheel import file_name
@@ -113,6 +114,21 @@ def test_a_subset_is_a_deviation(tmp_path: Path) -> None:
         wanted = order(tmp_path, subset=subset)
         found = stage._deviations(wanted, SglKernel().plan(wanted), "x.whl")
         assert [deviation.kind for deviation in found] == kinds
+
+
+def test_a_subset_that_no_wheel_has_is_refused_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--profile", "sm120", "--subset", "fp5"]) == 2
+    assert "sm120: no wheel has a subset 'fp5'" in capsys.readouterr().err
+    assert main(["build", "--profile", "rehearsal", "--subset", "fp4"]) == 2
+    assert "leave --subset away" in capsys.readouterr().err
+
+
+def test_a_subset_leaves_other_recipes_alone(tmp_path: Path) -> None:
+    manifest, tree = manifests.load("sm120"), order(tmp_path).tree
+    stage.know_subset(manifest, "fp4")
+    stage.know_subset(manifest, None)
+    assert stage._order("sgl-kernel", manifest, tree, "fp4")[0].subset == "fp4"
+    assert stage._order("flashinfer-jit-cache", manifest, tree, "fp4")[0].subset is None
 
 
 def test_the_key_follows_subset_dependencies_and_architectures(tmp_path: Path) -> None:

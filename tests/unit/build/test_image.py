@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
@@ -16,7 +17,7 @@ from forge_build import image
 from forge_build import manifest as manifests
 from forge_build.base import Base
 from forge_build.fetch import Inputs
-from forge_build.image import BuiltFile, contexts, recipe
+from forge_build.image import BuiltFile, contexts, grouped, recipe
 from forge_build.lock import LockedWheel
 from forge_build.manifest import Manifest
 from forge_core.cli import project_root
@@ -39,6 +40,9 @@ def plan() -> Manifest:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout of our own: Dockerfile and one stand-in, with dirt beside it."""
     (tmp_path / "Dockerfile.sm120").write_text(recipe.dockerfile().read_text())
+    (tmp_path / "build" / "inside").mkdir(parents=True)
+    for name, path in recipe.scripts().items():
+        (tmp_path / "build" / "inside" / name).write_bytes(path.read_bytes())
     for name in ("sgl_kernel", "torchvision_ops", "cuda_runtime"):
         folder = tmp_path / "build" / "inside" / "stand_ins" / name
         (folder / "__pycache__").mkdir(parents=True)
@@ -98,6 +102,9 @@ def test_whatever_enters_changes_the_key(plan: Manifest, root: Path, changes: di
         ({"environment": {"A": "1"}}, True),
         ({"title": "another"}, True),
         ({"stand_ins": ("sgl_kernel",)}, True),
+        ({"cuda_home": "/usr/local/cuda"}, True),
+        ({"start_period": 90}, True),
+        ({"command": ("python",)}, True),
         ({"imports": ()}, False),
         ({"allowed_conflicts": ()}, False),
     ],
@@ -157,7 +164,7 @@ def test_the_dockerfile_reaches_for_nothing_outside() -> None:
     text = recipe.dockerfile().read_text(encoding="utf-8")
     assert not re.search(r"^#\s*(syntax|escape)\s*=", text, re.MULTILINE), "would fetch a frontend from a registry"
     installs = [line for line in instructions() if "pip" in line and " install " in line]
-    assert len(installs) == 3
+    assert len(installs) == 5
     for line in installs:
         assert {"--no-index", "--no-deps", "--require-hashes", "--no-compile"} <= set(line.split())
     assert not any(line.startswith("COPY") for line in instructions()), (
@@ -176,7 +183,52 @@ def test_labels_say_what_is_true_for_every_builder(plan: Manifest) -> None:
     assert found["org.opencontainers.image.created"] == "2026-11-29T00:00:00Z"
     assert found["org.opencontainers.image.title"] == plan.image.title
     assert not {f"org.opencontainers.image.{name}" for name in ("revision", "licenses", "source")} & found.keys()
+    assert found["io.sm120-forge.source.flashinfer"] == "flashinfer-python==0.6.5"
     assert str(project_root()) not in json.dumps(found)
+
+
+def test_labels_name_the_repository_that_is_compiled() -> None:
+    found = image.labels(manifests.load("sm120"))
+    source = manifests.load("sm120").sources["sgl-kernel"].git
+    assert source is not None
+    assert found["org.opencontainers.image.source"] == source.url
+    assert found["org.opencontainers.image.revision"] == found["io.sm120-forge.source.sgl-kernel"] == source.commit
+
+
+def test_every_wheel_is_in_one_group_and_large_layers_come_first() -> None:
+    names = ("torch", "nvidia-cublas", "pip", "sglang", "cuda-python", "triton", "flashinfer-cubin", "torchcodec")
+    found = grouped([wheel("1", name) for name in names])
+    assert list(found) == ["vendor", "torch", "wheels"]
+    assert {group: [w.name for w in wheels] for group, wheels in found.items()} == {
+        "vendor": ["nvidia-cublas", "pip", "cuda-python"],
+        "torch": ["torch", "triton", "flashinfer-cubin"],
+        "wheels": ["sglang", "torchcodec"],
+    }
+    mounted = re.findall(r"--mount=type=bind,from=(\w+),target=/wheels", "\n".join(instructions()))
+    assert mounted == ["wheels", "vendor", "torch", "wheels"], "the builder's, then each group's"
+
+
+def test_a_tool_chain_comes_with_its_variables(plan: Manifest) -> None:
+    assert recipe.environment(plan) == plan.image.environment
+    found = recipe.environment(altered(plan, cuda_home="/opt/cuda", environment={"A": "1"}))
+    assert found == {
+        "A": "1",
+        "CUDA_HOME": "/opt/cuda",
+        "PATH": f"/opt/cuda/bin:{recipe.PATH}",
+        "TRITON_PTXAS_PATH": "/opt/cuda/bin/ptxas",
+        "TRITON_PTXAS_BLACKWELL_PATH": "/opt/cuda/bin/ptxas",
+    }
+    assert f"ENV PATH={recipe.PATH}" in instructions()
+
+
+def test_health_check_and_entry_point_are_the_manifests(plan: Manifest, tmp_path: Path) -> None:
+    path = recipe.with_manifest(altered(plan, start_period=77, command=("a", 'b "c"')), ROOTFS, tmp_path)
+    lines = path.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    (health,) = (line for line in lines if line.startswith("HEALTHCHECK"))
+    assert "--start-period=77s" in health
+    assert json.loads(health.partition(" CMD ")[2]) == list(recipe.HEALTH)
+    (entry,) = (line for line in lines if line.startswith("ENTRYPOINT"))
+    assert json.loads(entry.removeprefix("ENTRYPOINT ")) == ["tini", "-s", "--", "a", 'b "c"']
 
 
 def test_a_base_is_called_an_image_only_when_it_is_one(plan: Manifest) -> None:
@@ -228,7 +280,8 @@ def test_the_contexts_hold_what_is_named_and_nothing_else(
     one = wheel("0").model_copy(update={"sha256": sha256})
     own = BuiltFile(tmp_path / "mine", "mine-1-py3-none-any.whl", file_sha256(tmp_path / "mine"))
     base = Base("runtime", "a" * 64, tmp_path / "rootfs", None)
-    with contexts(inputs, base, [one], [own], recipe.stand_ins(plan)) as (main, named):
+    locked = {"vendor": [], "wheels": [one]}
+    with contexts(inputs, base, locked, [own], recipe.stand_ins(plan), recipe.scripts()) as (main, named):
         folders = {"main": main} | {name: Path(place) for name, place in named.items()}
         found = {
             name: sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
@@ -236,9 +289,14 @@ def test_the_contexts_hold_what_is_named_and_nothing_else(
         }
         assert found == {
             "main": ["rootfs.tar"],
+            "vendor": ["requirements.txt"],
             "wheels": ["one-1-py3-none-any.whl", "requirements.txt"],
             "built": ["mine-1-py3-none-any.whl", "requirements.txt"],
-            "inside": [f"stand_ins/{name}/{name}.py" for name in ("cuda_runtime", "sgl_kernel", "torchvision_ops")],
+            "inside": [
+                "healthy.py",
+                "link_cuda.py",
+                *(f"stand_ins/{name}/{name}.py" for name in ("cuda_runtime", "sgl_kernel", "torchvision_ops")),
+            ],
         }
         wheels = (folders["wheels"] / "requirements.txt").read_text()
         assert wheels == f"one==1 --hash=sha256:{sha256}\n"
@@ -274,7 +332,16 @@ def test_an_archive_tells_digest_and_sizes(tmp_path: Path) -> None:
     digest = write_archive(tmp_path / "a.tar")
     found = image.read_archive(tmp_path / "a.tar")
     assert (found.digest, found.size, found.layers) == (digest, 44, (30, 12))
+    assert found.steps == ("", "")
     assert found.config_digest == f"sha256:{hashlib.sha256(b'{}').hexdigest()}"
+
+
+def test_an_archive_tells_what_made_each_layer(tmp_path: Path) -> None:
+    steps = [{"created_by": "ADD"}, {"created_by": "ENV", "empty_layer": True}, {"created_by": "RUN"}]
+    write_archive(tmp_path / "a.tar", config=json.dumps({"history": steps}).encode())
+    assert image.read_archive(tmp_path / "a.tar").steps == ("ADD", "RUN")
+    write_archive(tmp_path / "a.tar", config=json.dumps({"history": steps[:1]}).encode())
+    assert image.read_archive(tmp_path / "a.tar").steps == ("", "")
 
 
 def test_an_archive_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
@@ -334,5 +401,11 @@ def test_the_archive_must_be_the_image_that_was_reported(
     assert asked["no_cache"] is True
     assert asked["epoch"] == plan.epoch
     assert "rewrite-timestamp=true" in asked["output"]
-    assert asked["args"] == {"BASE": REGISTRY.image, "STAND_INS": "cuda_runtime sgl_kernel torchvision_ops"}
+    (fields,) = csv.reader([asked["output"]])
+    assert f"annotation.org.opencontainers.image.title={plan.image.title}" in fields
+    assert asked["args"] == {
+        "BASE": REGISTRY.image,
+        "CUDA_HOME": "",
+        "STAND_INS": "cuda_runtime sgl_kernel torchvision_ops",
+    }
     assert 'ENV HF_HUB_OFFLINE="1"' in asked["dockerfile_text"]

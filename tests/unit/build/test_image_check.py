@@ -34,13 +34,17 @@ EXPECTED = Expected(
             package="sglang", requirements=("torch", "build", "flashinfer-python"), reason="known and meant"
         ),
     ),
+    entry=("tini", "-s", "--", "sglang", "serve"),
+    health=("true",),
+    start_period=600,
+    tool_chain=None,
 )
 CONFIG: dict[str, Any] = {
     "User": "10001:10001",
     "Env": ["PATH=/opt/sglang/bin:/bin", "HF_HUB_OFFLINE=1"],
     "Labels": {"org.opencontainers.image.title": "A title", "more": "is fine"},
-    "Entrypoint": ["sglang", "serve"],
-    "Healthcheck": {"Test": ["CMD", "true"]},
+    "Entrypoint": ["tini", "-s", "--", "sglang", "serve"],
+    "Healthcheck": {"Test": ["CMD", "true"], "StartPeriod": 600 * 10**9},
     "StopSignal": "SIGTERM",
 }
 SEEN: dict[str, Any] = {
@@ -88,7 +92,10 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
         ("environment", "HF_HUB_OFFLINE", "config", lambda s, c: c.update(Env=None)),
         ("label", "org.opencontainers.image.title", "config", lambda s, c: c.update(Labels=None)),
         ("config", "Entrypoint", "config", lambda s, c: c.update(Entrypoint=None)),
+        ("config", "Entrypoint", "config", lambda s, c: c.update(Entrypoint=["sglang", "serve"])),
         ("config", "Healthcheck", "config", lambda s, c: c.pop("Healthcheck")),
+        ("config", "Healthcheck", "config", lambda s, c: c["Healthcheck"].update(Test=["CMD", "false"])),
+        ("config", "Healthcheck", "config", lambda s, c: c["Healthcheck"].update(StartPeriod=30 * 10**9)),
         ("python", "image", "python", lambda s, c: s.update(python="3.12.1")),
         ("python", "image", "python", lambda s, c: s.update(python="3.1.1")),
         ("version", "torch", "versions", lambda s, c: s["versions"].pop()),
@@ -258,7 +265,10 @@ def test_the_answer_survives_what_is_written_in_between(
     (site / "loose.txt").write_text("x")
     monkeypatch.setattr(inside.sysconfig, "get_path", lambda name: str(site))
     monkeypatch.setattr(inside, "pip_check", lambda: ["x" * 9000])
-    assert inside.main('{"imports": ["json"], "command": ["true"], "modules": {}, "cuda": "13.0"}') == 0
+    assert (
+        inside.main('{"imports": ["json"], "command": ["true"], "modules": {}, "cuda": "13.0", "tool_chain": null}')
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) < 16_000, "an engine splits longer lines"
     assert lines[-1] == "forge-image-check-end"

@@ -21,6 +21,7 @@ def test_every_profile_is_complete(profile: str) -> None:
     Bench(found, answers, rules, plan.model)
     # An optional pattern that matches no check would be a typing error that loosens nothing, or all.
     labels = [f"{case.name}/{check}" for case in found.cases for check in case.checks]
+    labels += [f"numeric/{kernel}" for kernel in (rules.numeric.kernels if rules.numeric else ())]
     for some in rules.optional:
         assert any(fnmatchcase(label, some.check) for label in labels), some.check
 
