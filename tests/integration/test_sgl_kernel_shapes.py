@@ -1,7 +1,7 @@
 """Packages shaped like sgl-kernel fail without each patch in the way it names, and build with the series: real nvcc, three CMakes.
 
 Needs an engine and the locked inputs of the rehearsal, whose builder has nvcc. The CMakes are wheels of `requirements/cmake`, from
-wherever the user's uv looks. How long it takes is in docs/measured.md.
+wherever the user's uv looks.
 """
 
 from __future__ import annotations
@@ -252,19 +252,23 @@ def test_without_the_patch_it_does_not_build(
     assert told in " ".join(" ".join(caught.value.details).split()), "the way it fails is what the user is shown"
 
 
-def test_without_its_patch_fa3_is_compiled_though_it_is_off(line: Line, make: Make, tmp_path: Path) -> None:
+def test_without_their_patches_fa3_is_compiled_though_it_is_off_and_all_else_for_seven_architectures(
+    line: Line, make: Make, tmp_path: Path
+) -> None:
     report = checked(line, make(MIDDLE, without("honour-fa3", alone=False)), tmp_path)
-    (found,) = (item for item in report.objects if "flash_ops" in item.path)
-    assert set(found.cubins) == {"sm_90a"}
-    assert {f.kind for f in report.findings if "flash_ops" in f.where} >= {"foreign-architecture"}
+    cubins = {item.path.removeprefix("sgl_kernel/").split(".")[0]: set(item.cubins) for item in report.objects}
+    assert cubins["flash_ops"] == {"sm_90a"}
+    every = {"sm_80", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_103a", "sm_120a"}
+    assert cubins["sm90/common_ops"] == cubins["sm100/common_ops"] == cubins["spatial_ops"] == every
+    foreign = {Path(f.where).name.split(".")[0] for f in report.findings if f.kind == "foreign-architecture"}
+    assert foreign == {"common_ops", "flash_ops", "spatial_ops"}
 
 
-def test_without_their_patch_seven_architectures_are_compiled(line: Line, make: Make, tmp_path: Path) -> None:
-    report = checked(line, make(MIDDLE, without("architectures-from-one-list", alone=False)), tmp_path)
-    assert not [item.path for item in report.objects if "flash_ops" in item.path], "FA3 is off, and its patch is there"
-    (found,) = (item for item in report.objects if "sm100/common_ops" in item.path)
-    assert set(found.cubins) == {"sm_80", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_103a", "sm_120a"}
-    assert "foreign-architecture" in {f.kind for f in report.findings if f.where == found.path}
+def test_with_their_patches_fa3_is_off_and_one_architecture_is_compiled(line: Line, make: Make, tmp_path: Path) -> None:
+    report = checked(line, make(MIDDLE, without("hopper-copy", alone=False)), tmp_path)
+    cubins = {item.path.removeprefix("sgl_kernel/").split(".")[0]: set(item.cubins) for item in report.objects}
+    assert "flash_ops" not in cubins
+    assert cubins["sm90/common_ops"] == cubins["sm100/common_ops"] == cubins["spatial_ops"] == {"sm_120a"}
 
 
 FLASH = """
