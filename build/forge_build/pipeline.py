@@ -91,8 +91,9 @@ def build(
         with clock.stage("base"):
             bases = [base.build(use, plan, inputs, log=logs / "base.log", console=console) for use in base.USES]
         builder_base, runtime_base = bases
-        with clock.stage("patch"), tempfile.TemporaryDirectory(prefix="sources-", dir=work) as scratch:
-            trees = _patch(plan, locked, inputs, Path(scratch), console)
+        with tempfile.TemporaryDirectory(prefix="sources-", dir=work) as scratch:
+            with clock.stage("patch"):
+                trees = _patch(plan, locked, inputs, Path(scratch), console)
             builder_tag = image.builder_tag(plan, builder_base, locked.wheels["builder"], engine)
 
             def ensure_builder() -> None:
