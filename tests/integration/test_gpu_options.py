@@ -71,7 +71,7 @@ def with_devices(plan: Serving, **devices: Any) -> Serving:
 @pytest.mark.parametrize(
     ("devices", "expected"),
     [
-        ({"gpus": "all"}, {"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]]}),
+        ({"gpus": "all"}, {"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}),
         ({"gpus": ["0", "GPU-1"]}, {"Driver": "", "Count": 0, "DeviceIDs": ["0", "GPU-1"], "Capabilities": [["gpu"]]}),
         ({"cdi": ["nvidia.com/gpu=all"]}, {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=all"]}),
     ],
