@@ -28,7 +28,8 @@ CHECKS = {
         ["zizmor", "--offline", "--no-progress", "--persona=pedantic", "docs/examples/github-actions.yml"],
     ],
     "typing": [["mypy"]],
-    "tests": [[*PYTEST, "--numprocesses=auto", "tests/unit"]],
+    # Many of them wait for processes: four at a time are faster than one for each of two cores.
+    "tests": [[*PYTEST, "--numprocesses=4", "tests/unit"]],
     "integration": [[*PYTEST, "tests/integration"]],
 }
 TAKES_POSARGS = {"tests", "integration"}
