@@ -61,9 +61,8 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     engine = install.ensure(console)
     inputs = fetch(manifest, lock, Store.open(), offline=False, console=console)
     root = base.build("builder", manifest, inputs, log=logs / "base.log", console=console)
-    tag = image.builder(
-        manifest, inputs, root, lock.wheels["builder"], engine, log=logs / "builder.log", console=console
-    )
+    wheels = lock.wheels["builder"]
+    tag = image.builder(manifest, inputs, root, wheels, engine, Store.open(), log=logs / "builder.log", console=console)
     return Line(manifest, lock, inputs, engine, tag)
 
 

@@ -10,13 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from forge_build import lock, manifest
+from forge_build import compile, lock, manifest
 from forge_core import record
 from forge_core.cli import project_root, work_folder
+from forge_core.console import Console
+from forge_core.engine import Engine, install
 from forge_core.record import BuildRecord
 from forge_core.store import Store
 
@@ -96,20 +100,29 @@ def test_a_changed_byte_is_noticed_before_use(kind: str, store: Store, tmp_path:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_builds_at_once_on_one_store(built: BuildRecord, store: Store) -> None:
+def test_two_checkouts_build_at_once_on_one_store(built: BuildRecord, store: Store, tmp_path: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=project_root(), capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(project_root() / name, tmp_path / name)
     shutil.rmtree(store.root / "derived" / "wheel")
-    builds = [
-        subprocess.Popen(
-            [*BUILD, "--json"], cwd=project_root(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        for _ in range(2)
-    ]
-    records = [json.loads(build.communicate(timeout=600)[0]) for build in builds]
-    assert [build.returncode for build in builds] == [0, 0]
+    with ThreadPoolExecutor(2) as pool:
+        builds = list(pool.map(lambda env: run([*BUILD, "--json"], env), [{}, {"FORGE_ROOT": str(tmp_path)}]))
+    assert [build.returncode for build in builds] == [0, 0], "\n---\n".join(build.stderr for build in builds)
+    records = [json.loads(build.stdout) for build in builds]
     assert {r["image"]["digest"] for r in records} == {built.image.digest}
     assert {r["wheels"][0]["sha256"] for r in records} == {built.wheels[0].sha256}
     # one compiled, the other waited and took it up
     assert sorted(r["wheels"][0]["cached"] for r in records) == [False, True]
+
+
+def test_two_builds_in_one_checkout_go_one_after_the_other(built: BuildRecord, store: Store) -> None:
+    with FileLock(work_folder("rehearsal") / "build.lock"):
+        build = subprocess.Popen(BUILD, cwd=project_root(), stderr=subprocess.PIPE, text=True)
+        assert build.stderr is not None
+        assert "another build is using" in build.stderr.readline()
+    rest = build.communicate(timeout=600)[1]
+    assert build.returncode == 0, rest
 
 
 def test_an_unchanged_build_works_offline_and_names_the_same_image(built: BuildRecord) -> None:
@@ -164,20 +177,29 @@ def test_an_edited_record_is_refused_through_nox() -> None:
         path.write_text(whole, encoding="utf-8")
 
 
+def compiling(engine: Engine, store: Store) -> list[str]:
+    """Names of the containers that compile for this store."""
+    found = engine.client.containers.list(all=True, filters={"label": compile.STORE_LABEL})
+    return [str(c.name) for c in found if c.labels[compile.STORE_LABEL].endswith(f":{store.root}")]
+
+
 def test_an_interrupt_ends_with_130_and_leaves_no_record(built: BuildRecord, store: Store) -> None:
-    # without the wheel the compile runs for half a minute, long enough to be interrupted
     shutil.rmtree(store.root / "derived" / "wheel", ignore_errors=True)
+    engine = install.ensure(Console(quiet=True))
     argv = [*NOX, "-s", "build", "--", "--profile", "rehearsal"]
     build = subprocess.Popen(argv, cwd=project_root(), stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert build.stderr is not None
     for line in build.stderr:
         if "==> compile" in line:
-            time.sleep(8)
-            os.killpg(build.pid, signal.SIGINT)
             break
+    # With a warm compiler cache it takes seconds: the signal comes as soon as the container is there.
+    while build.poll() is None and not compiling(engine, store):
+        time.sleep(0.05)
+    os.killpg(build.pid, signal.SIGINT)
     rest = build.stderr.read()
     assert build.wait(60) == 130, rest
     assert not (work_folder("rehearsal") / record.FILE_NAME).exists()
     assert not list((store.root / "derived").glob("wheel/*.json"))
+    assert not compiling(engine, store)
     done = run(BUILD)
     assert done.returncode == 0, done.stderr

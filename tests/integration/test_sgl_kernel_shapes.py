@@ -19,7 +19,7 @@ import sgl_kernel_factory as shape
 import uv
 from wheel_factory import shared_object
 
-from forge_build import base, compile, image, patch, pipeline, wheel_check
+from forge_build import base, compile, image, patch, steps, wheel_check
 from forge_build import lock as locks
 from forge_build import manifest as manifests
 from forge_build.compile import sgl_kernel
@@ -69,9 +69,12 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     use = {"builder": whole.wheels["builder"]}
     lock = whole.model_copy(update={"wheels": use, "debs": {"builder": whole.debs["builder"]}, "sources": {}})
     engine = install.ensure(console)
-    inputs = fetch(manifest, lock, Store.open(), offline=False, console=console)
+    store = Store.open()
+    inputs = fetch(manifest, lock, store, offline=False, console=console)
     root = base.build("builder", manifest, inputs, log=logs / "base.log", console=console)
-    tag = image.builder(manifest, inputs, root, use["builder"], engine, log=logs / "builder.log", console=console)
+    tag = image.builder(
+        manifest, inputs, root, use["builder"], engine, store, log=logs / "builder.log", console=console
+    )
     manifest = manifest.model_copy(update={"sources": {}, "wheels": {NAME: WHEEL}})
     return Line(manifest, [inputs.path(wheel.sha256) for wheel in use["builder"]], engine, tag)
 
@@ -307,7 +310,7 @@ def test_with_the_series_it_builds_from_git_to_a_checked_wheel_that_imports(
         locked = git.lock(NAME, manifest.sources[NAME], None, store, (), step)
     lock = locks.Lock(schema=1, profile="shape", manifest="0" * 64, wheels={}, sources={NAME: locked})
     inputs = fetch(manifest, lock, store, offline=False, console=console)
-    tree = pipeline._patch(manifest, lock, inputs, tmp_path / "scratch", console)[NAME]
+    tree = steps.patch_sources(manifest, lock, inputs, tmp_path / "scratch", console)[NAME]
     assert sorted(tree.dependencies) == sorted(shape.OWN)
     if mscclpp == "ON":
         path = repositories.trees(tmp_path / "more")["repo-mscclpp"]

@@ -19,6 +19,7 @@ from forge_build.compile.cache import Cache
 from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
 from forge_build.compile.flashinfer_jit import FlashInferJit
 from forge_build.compile.progress import Progress
+from forge_build.compile.pyproject import Pyproject
 from forge_build.compile.recipe import DEPENDENCIES, OUTPUT, SOURCE, Order, Plan, Recipe
 from forge_build.compile.schedule import share
 from forge_build.compile.sgl_kernel import SglKernel
@@ -31,7 +32,11 @@ from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError, Re
 from forge_core.model import Deviation, canonical_sha256, file_sha256
 from forge_core.store import Derived, Store
 
-RECIPES: dict[str, Recipe] = {"flashinfer-jit": FlashInferJit(), "sgl-kernel": SglKernel()}
+RECIPES: dict[str, Recipe] = {
+    "flashinfer-jit": FlashInferJit(),
+    "pyproject": Pyproject(),
+    "sgl-kernel": SglKernel(),
+}
 
 _ENVIRONMENT = {
     "HOME": "/forge/home",
@@ -97,7 +102,9 @@ def compile_wheel(
     key = wheel_key(order, recipe, plan, builder_image, compiler_cache)
     file = file_name(name, plan.version, plan.tag)
     parts = f"{len(plan.outputs)} modules" if order.spec.serves else ", ".join(order.spec.modules)
-    told = f"{parts or order.subset or 'all'} for {', '.join(order.spec.architectures)}"
+    told = f"{parts or order.subset or 'all'}"
+    if order.spec.architectures:
+        told += f" for {', '.join(order.spec.architectures)}"
     with console.step("compile", f"{name} {plan.version}: {told}, network off") as step:
         with store.derived_lock("wheel", key, waiting=step.waiting_for_another):
             made = store.derived_get("wheel", key)
@@ -135,16 +142,26 @@ def compile_wheel(
     )
 
 
-def know_subset(manifest: Manifest, subset: str | None) -> None:
-    """Raise UsageError unless the recipe of one of the manifest's wheels at least knows the part."""
-    known = {
-        name for spec in manifest.wheels.values() if spec.recipe in RECIPES for name in RECIPES[spec.recipe].subsets
-    }
-    if subset is not None and subset not in known:
+def narrowed(manifest: Manifest, subset: str | None) -> Manifest:
+    """The manifest as a build of that subset sees it: the sections of the wheels that are compiled in part.
+
+    Raises UsageError unless the recipe of one of the manifest's wheels at least knows the part.
+    """
+    if subset is None:
+        return manifest
+    recipes = {name: RECIPES[spec.recipe] for name, spec in manifest.wheels.items() if spec.recipe in RECIPES}
+    concerned = {name: recipe for name, recipe in recipes.items() if subset in recipe.subsets}
+    if not concerned:
+        known = sorted({part for recipe in recipes.values() for part in recipe.subsets})
         raise UsageError(
             f"{manifest.profile}: no wheel has a subset {subset!r}",
-            hint=f"known: {', '.join(sorted(known))}" if known else "leave --subset away",
+            hint=f"known: {', '.join(known)}" if known else "leave --subset away",
         )
+    wheels = {
+        name: concerned[name].narrowed(spec, f"wheels.{name}") if name in concerned else spec
+        for name, spec in manifest.wheels.items()
+    }
+    return manifest.model_copy(update={"wheels": wheels})
 
 
 def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str, compiler_cache: Cache | None = None) -> str:
@@ -300,4 +317,4 @@ def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool,
     return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
-__all__ = ["RECIPES", "Wheel", "compile_wheel", "know_subset", "share", "wheel_key"]
+__all__ = ["RECIPES", "Wheel", "compile_wheel", "narrowed", "share", "wheel_key"]

@@ -7,11 +7,13 @@ FlashInfer asks `flashinfer_jit_cache.get_jit_cache_dir()` for a folder of MODUL
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 from forge_build.compile import flashinfer_modules, wheel
 from forge_build.compile.flashinfer_modules import modules
-from forge_build.compile.recipe import SOURCE, Order, Plan
+from forge_build.compile.recipe import SOURCE, Order, Plan, labelled
+from forge_build.manifest import BuiltWheel
 from forge_core.cli import project_root
 from forge_core.errors import IntegrityError, UsageError
 
@@ -34,7 +36,21 @@ class FlashInferJit:
     """See the module."""
 
     sources: tuple[Path, ...] = (Path(__file__), Path(flashinfer_modules.__file__), Path(wheel.__file__))
-    subsets: tuple[str, ...] = ()
+    subsets: tuple[str, ...] = ("fp4",)
+
+    def narrowed(self, spec: BuiltWheel, where: str) -> BuiltWheel:
+        """Dense FP4, quantisation and GEMM; what the check demands of other modules is not demanded then.
+
+        Raises UsageError when none of the wheel's modules belongs to it.
+        """
+        kept = tuple(name for name in modules(spec, where) if name.startswith("fp4_"))
+        if not kept:
+            raise UsageError(f"{where}: none of its modules belongs to the subset 'fp4'", hint="leave --subset away")
+        demanded = tuple(
+            demand for demand in spec.check.instructions if any(fnmatch(f"/{name}.so", demand.objects) for name in kept)
+        )
+        check = spec.check.model_copy(update={"instructions": demanded})
+        return spec.model_copy(update={"serves": None, "modules": kept, "check": check})
 
     def plan(self, order: Order) -> Plan:
         """Generate and compile the modules for the named architectures."""
@@ -55,7 +71,7 @@ class FlashInferJit:
             outputs=tuple(f"{name}/{name}.so" for name in known),
             units=sum(module.units for module in known.values()),
             peak=max(module.peak for module in known.values()),
-            version=order.tree.version,
+            version=labelled(order),
             # its loader opens the modules, no Python ABI is used
             tag=f"py3-none-{order.platform}",
         )
@@ -64,7 +80,12 @@ class FlashInferJit:
         """The package, the modules, and FlashInfer's licence."""
         tree, architectures, plan = order.tree, ", ".join(order.spec.architectures), self.plan(order)
         known = modules(order.spec, f"wheels.{order.name}")
-        members = {f"{_PACKAGE}/__init__.py": _INIT.format(version=tree.version, architectures=architectures).encode()}
+        what = (
+            "FlashInfer modules"
+            if order.subset is None
+            else f"The {order.subset} part of FlashInfer's modules, for a look,"
+        )
+        members = {f"{_PACKAGE}/__init__.py": _INIT.format(version=plan.version, architectures=architectures).encode()}
         for name in plan.outputs:
             members[f"{_PACKAGE}/jit_cache/{name}"] = (results / name).read_bytes()
         libraries = ["nvidia-cuda-runtime", *(["nvidia-cuda-nvrtc"] if "fused_moe_120" in known else [])]
@@ -81,7 +102,7 @@ class FlashInferJit:
             tag=plan.tag,
             members=members,
             fields=[
-                ("Summary", f"FlashInfer modules compiled for {architectures}"),
+                ("Summary", f"{what} compiled for {architectures}"),
                 ("License-Expression", "Apache-2.0"),
                 ("Classifier", "Private :: Do Not Upload"),
                 ("Requires-Dist", f"flashinfer-python=={tree.version}"),

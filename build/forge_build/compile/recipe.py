@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from forge_build.manifest import BuiltWheel, Manifest
 from forge_build.patch import PatchedTree
+from forge_core.errors import UsageError
 
 SOURCE = "/forge/src"
 """Where the patched tree lies in the builder: it is part of the compiled bytes, so it never changes."""
@@ -59,6 +60,22 @@ class Plan:
     """Compatibility tag of the wheel: Python, ABI, platform."""
 
 
+def labelled(order: Order) -> str:
+    """The wheel's version: the tree's; a subset adds a local part, so that nobody takes the one for the other.
+
+    SGLang compares versions with `>=`, FlashInfer by their beginning: both accept it. Raises UsageError where the tree's own
+    version has a local part.
+    """
+    if order.subset is None:
+        return order.tree.version
+    if "+" in order.tree.version:
+        raise UsageError(
+            f"{order.tree.name} {order.tree.version}: a version with a local part leaves no room for a label"
+        )
+    names = ".".join(f"sm{architecture.replace('.', '').rstrip('af')}" for architecture in order.spec.architectures)
+    return f"{order.tree.version}+{names}.subset.{order.subset}"
+
+
 class Recipe(Protocol):
     """A way from a patched tree to a wheel."""
 
@@ -66,6 +83,10 @@ class Recipe(Protocol):
     """Own files that decide what the packed bytes are; they are part of the wheel's key."""
     subsets: tuple[str, ...]
     """Parts that it can compile alone; `Order.subset` is one of them or none."""
+
+    def narrowed(self, spec: BuiltWheel, where: str) -> BuiltWheel:
+        """The wheel's section of the manifest when a subset is compiled; `where` it stands, for what is wrong with it."""
+        ...
 
     def plan(self, order: Order) -> Plan:
         """What to run; raises UsageError when the manifest asks for what the recipe does not know."""

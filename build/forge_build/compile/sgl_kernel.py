@@ -13,7 +13,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from forge_build.compile import wheel
-from forge_build.compile.recipe import DEPENDENCIES, SOURCE, Order, Plan
+from forge_build.compile.recipe import DEPENDENCIES, SOURCE, Order, Plan, labelled
+from forge_build.manifest import BuiltWheel
 from forge_core.cli import project_root
 from forge_core.errors import IntegrityError, UsageError
 
@@ -46,6 +47,10 @@ class SglKernel:
     sources: tuple[Path, ...] = (Path(__file__), Path(wheel.__file__))
     subsets: tuple[str, ...] = tuple(name for name in _UNITS if name)
 
+    def narrowed(self, spec: BuiltWheel, where: str) -> BuiltWheel:
+        """All that is demanded of the whole holds for the part: it is the part with the FP4 instructions."""
+        return spec
+
     def plan(self, order: Order) -> Plan:
         """Compile the tree, or the part that `order.subset` names, for the named architectures."""
         if order.name != DISTRIBUTION:
@@ -67,7 +72,7 @@ class SglKernel:
                 hint=f"sources.{order.tree.name}.git.dependencies in the manifest, then `nox -s lock`",
             )
         architectures = ";".join(sorted(order.spec.architectures))
-        version = version_of(order)
+        version = labelled(order)
         return Plan(
             script=project_root() / "build" / "inside" / "compile_sgl_kernel.py",
             arguments={
@@ -116,21 +121,6 @@ class SglKernel:
             licenses=_licenses(order),
             epoch=order.manifest.epoch,
         )
-
-
-def version_of(order: Order) -> str:
-    """The wheel's version: the tree's; a subset adds a local part, so that nobody takes the one for the other.
-
-    SGLang compares versions with `>=` and accepts both.
-    """
-    if order.subset is None:
-        return order.tree.version
-    if "+" in order.tree.version:
-        raise UsageError(
-            f"{order.tree.name} {order.tree.version}: a version with a local part leaves no room for a label"
-        )
-    names = ".".join(f"sm{architecture.replace('.', '').rstrip('af')}" for architecture in order.spec.architectures)
-    return f"{order.tree.version}+{names}.subset.{order.subset}"
 
 
 def _members(built: Path, version: str) -> dict[str, bytes]:

@@ -39,14 +39,22 @@ def write_wheel(
     `fields` are METADATA's beyond name, version and licence files; `licenses` go below `.dist-info/licenses`; `epoch` (seconds) is
     every member's time stamp. METADATA, WHEEL and RECORD are made here.
     """
-    info = f"{name.replace('-', '_')}-{version}.dist-info"
     headers = [("Metadata-Version", "2.4"), ("Name", name), ("Version", version), *fields]
     headers += [("License-File", path) for path in sorted(licenses)]
-    content = dict(members)
-    content |= {f"{info}/licenses/{path}": data for path, data in licenses.items()}
-    content[f"{info}/METADATA"] = ("".join(f"{k}: {v}\n" for k, v in headers) + f"\n{description}\n").encode()
+    metadata = {f"licenses/{path}": data for path, data in licenses.items()}
+    metadata["METADATA"] = ("".join(f"{k}: {v}\n" for k, v in headers) + f"\n{description}\n").encode()
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    write_members(target, info=info, members=members, metadata=metadata, tag=tag, epoch=epoch)
+
+
+def write_members(
+    target: Path, *, info: str, members: Mapping[str, bytes], metadata: Mapping[str, bytes], tag: str, epoch: int
+) -> None:
+    """Write a wheel whose metadata is made already: `metadata` goes below `info`, WHEEL and RECORD are made here."""
+    content = {**members, **{f"{info}/{path}": data for path, data in metadata.items()}}
+    pure = "true" if tag.endswith("-none-any") else "false"
     content[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: sm120-forge\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+        f"Wheel-Version: 1.0\nGenerator: sm120-forge\nRoot-Is-Purelib: {pure}\nTag: {tag}\n".encode()
     )
     # The specification wants .dist-info at the end of the archive, RECORD last of all.
     ordered = sorted(content, key=lambda path: (path.startswith(f"{info}/"), path))

@@ -31,6 +31,7 @@ from forge_core.console import Console, Step, size
 from forge_core.engine import Engine, buildx
 from forge_core.errors import IntegrityError
 from forge_core.model import canonical_sha256, file_sha256
+from forge_core.store import Store
 
 __all__ = ["BuiltFile", "Image", "build", "builder", "builder_tag", "key", "labels", "read_archive"]
 
@@ -83,13 +84,18 @@ def builder(
     base: Base,
     locked: Sequence[LockedWheel],
     engine: Engine,
+    store: Store,
     *,
     log: Path,
     console: Console,
 ) -> str:
     """Have the builder image in the engine; returns its tag, which carries the key of all that is in it."""
     tag = builder_tag(manifest, base, locked, engine)
-    with console.step("builder", "compiler and CUDA tool chain, network off") as step:
+    with (
+        console.step("builder", "compiler and CUDA tool chain, network off") as step,
+        # two builds that name the same new tag at once: the engine refuses the second
+        store.lock(f"builder-{tag.rpartition(':')[2]}", waiting=step.waiting_for_another),
+    ):
         if engine.client.images.list(name=tag):
             step.result(f"{tag}, made before")
             return tag

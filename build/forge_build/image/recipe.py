@@ -40,10 +40,10 @@ def labels(manifest: Manifest) -> dict[str, str]:
     `revision` name what is compiled here from git, where that is one repository. No `licenses`: no one expression is true of
     some hundred packages; their texts are in the image.
     """
-    repositories = [source.git for source in manifest.sources.values() if source.git]
+    repositories = {(source.git.url, source.git.commit) for source in manifest.sources.values() if source.git}
     found = {}
-    if len(repositories) == 1 and repositories[0].url.startswith("https://"):
-        found = {f"{_OCI}.source": repositories[0].url, f"{_OCI}.revision": repositories[0].commit}
+    if len(repositories) == 1 and (only := repositories.pop())[0].startswith("https://"):
+        found = {f"{_OCI}.source": only[0], f"{_OCI}.revision": only[1]}
     for name, source in manifest.sources.items():
         found[f"{_OWN}.source.{name}"] = source.git.commit if source.git else str(source.wheel)
     return found | {

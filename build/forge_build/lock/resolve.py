@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from forge_build import patch
+from forge_build.fetch import git as git_trees
 from forge_build.fetch.indexes import new_client
 from forge_build.lock import Lock, LockedSource, LockedWheel, debian, git
 from forge_build.lock.index import Resolver, pinned
 from forge_build.manifest import Environment, Manifest, Source
 from forge_core.console import Console, Step
+from forge_core.errors import UsageError
 from forge_core.store import Store
 
 
@@ -39,12 +42,6 @@ def resolve(
         environments = dict(manifest.environments)
         if manifest.model:
             environments["model"] = Environment(without_dependencies=(manifest.model.wheel,))
-        for use, environment in environments.items():
-            with console.step("resolve", f"wheels of {use}") as step:
-                pins = {w.name: w.version for w in kept.wheels.get(use, ())} if kept else {}
-                wheels[use] = resolver.environment(environment, pins, step)
-                step.result(f"{len(wheels[use])} wheels")
-        debs = debian.packages(manifest, kept, console)
         for name, source in manifest.sources.items():
             with console.step("resolve", f"source {name}") as step:
                 if source.git is not None:
@@ -53,6 +50,14 @@ def resolve(
                 else:
                     sources[name] = _wheel(name, source, resolver, store, step)
                 step.result(_told(sources[name]))
+        for use, environment in environments.items():
+            with console.step("resolve", f"wheels of {use}") as step:
+                asked = [text for name in environment.requires_of for text in requirements(name, sources[name], store)]
+                whole = environment.model_copy(update={"requires": (*environment.requires, *asked)})
+                pins = {w.name: w.version for w in kept.wheels.get(use, ())} if kept else {}
+                wheels[use] = resolver.environment(whole, pins, step)
+                step.result(f"{len(wheels[use])} wheels")
+        debs = debian.packages(manifest, kept, console)
     return Lock(
         schema_version=1,
         profile=manifest.profile,
@@ -79,6 +84,22 @@ def _wheel(name: str, source: Source, resolver: Resolver, store: Store, step: St
         patches=patched.locked(),
         patched_tree=patched.patched_tree,
     )
+
+
+def requirements(name: str, source: LockedSource, store: Store) -> list[str]:
+    """What a source from git asks for at run time, read from the pyproject.toml of its tree in the store.
+
+    Raises UsageError when it has none, or leaves the list to its backend.
+    """
+    with tempfile.TemporaryDirectory(prefix="source-") as scratch:
+        path = git_trees.unpack(source.tree, name, store, Path(scratch) / "tree") / "pyproject.toml"
+        try:
+            project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        except (FileNotFoundError, tomllib.TOMLDecodeError, KeyError) as error:
+            raise UsageError(f"requires_of: {name} has no pyproject.toml with a [project]: {error!r}") from error
+    if "dependencies" in project.get("dynamic", ()):
+        raise UsageError(f"requires_of: the pyproject.toml of {name} leaves its dependencies to the backend")
+    return [str(text) for text in project.get("dependencies", ())]
 
 
 def _told(source: LockedSource) -> str:

@@ -27,6 +27,12 @@ def crossed(data: Mapping[Any, Any]) -> Iterator[InitErrorDetails]:
         source = wheel.get("source") if isinstance(wheel, Mapping) else None
         if isinstance(source, str) and source not in section("sources"):
             yield mistake(("wheels", str(name), "source"), "names no entry of `sources`", source)
+    for name, environment in environments.items():
+        asked = environment.get("requires_of") if isinstance(environment, Mapping) else None
+        for source in asked if isinstance(asked, list | tuple) else ():
+            there = section("sources").get(source)
+            if not isinstance(there, Mapping) or "git" not in there:
+                yield mistake(("environments", str(name), "requires_of"), "names no source from git", source)
     owner: dict[str, str] = {}
     for name, index in section("indexes").items():
         packages = index.get("packages") if isinstance(index, Mapping) else None

@@ -85,6 +85,8 @@ class Environment(Frozen):
 
     requires: tuple[RequirementText, ...] = ()
     """Resolved together with all their dependencies."""
+    requires_of: tuple[Name, ...] = ()
+    """Sources from git: what the pyproject.toml of each asks for is resolved together with `requires`."""
     without_dependencies: tuple[RequirementText, ...] = ()
     """Taken as they are, also over what `requires` brings: their own requirements name what this profile replaces."""
     overrides: tuple[RequirementText, ...] = ()
@@ -147,19 +149,22 @@ class BuiltWheel(Frozen):
     """A wheel made here from a source tree."""
 
     source: Name
-    recipe: Literal["flashinfer-jit", "sgl-kernel"]
+    recipe: Literal["flashinfer-jit", "pyproject", "sgl-kernel"]
     modules: tuple[Name, ...] = ()
     """What the recipe compiles: for `flashinfer-jit` the names of FlashInfer's JIT modules."""
     serves: Serves | None = None
     """For `flashinfer-jit`: what the image is to serve; the modules follow from it, and `modules` names more."""
-    architectures: tuple[Annotated[str, StringConstraints(pattern=r"^\d+\.\d[af]?$")], ...]
-    """Compute capabilities as torch and FlashInfer spell them, for example `12.0a`."""
-    check: CompileCheck
+    architectures: tuple[Annotated[str, StringConstraints(pattern=r"^\d+\.\d[af]?$")], ...] = ()
+    """Compute capabilities as torch and FlashInfer spell them, for example `12.0a`; none where nothing is compiled."""
+    check: CompileCheck = CompileCheck(demand=(), allow=())
+    """Unless given: no device code at all."""
 
     @model_validator(mode="after")
     def _demanded_is_allowed(self) -> Self:
         if missing := sorted(set(self.check.demand) - set(self.check.allow)):
             raise ValueError(f"demands {', '.join(missing)} but does not allow it")
+        if bool(self.architectures) == (self.recipe == "pyproject"):
+            raise ValueError("`architectures` is for recipes that compile: all but `pyproject`")
         return self
 
 

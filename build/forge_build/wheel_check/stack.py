@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -51,28 +52,36 @@ class Stack:
 
 
 def stack(
-    lock: Lock, path: Callable[[LockedWheel], Path | None], *, base: Sequence[str] = (), python: str | None = None
+    lock: Lock,
+    path: Callable[[LockedWheel], Path | None],
+    *,
+    base: Sequence[str] = (),
+    python: str | None = None,
+    made: Mapping[str, tuple[str, Path]] = MappingProxyType({}),
 ) -> Stack:
     """Read a lock; `path` gives a wheel's file, none where it is not at hand: its requirements stay unknown.
 
-    `base` are libraries of a base that names no packages, `python` its version (major.minor), for markers.
+    `base` are libraries of a base that names no packages, `python` its version (major.minor), for markers; `made` the wheels
+    that are made here and installed with the lock's: name -> version, file.
     """
     wheels = lock.wheels.get("runtime", ())
     environment: dict[str, str] = {"extra": "", **({"python_version": python} if python else {})}
     demands: list[tuple[str, Requirement]] = []
-    for wheel in wheels:
-        file = path(wheel)
+    files = [(f"{wheel.name} {wheel.version}", wheel.file, path(wheel)) for wheel in wheels]
+    files += [(f"{name} {version}", file.name, file) for name, (version, file) in made.items()]
+    for who, name, file in files:
         if file is None:
             continue
         with archive.opened(file, locked=True) as opened:
-            folder, _ = metadata.dist_info(opened, wheel.file)
+            folder, _ = metadata.dist_info(opened, name)
             for requirement in metadata.requirements(opened, folder):
                 if requirement.marker is None or requirement.marker.evaluate(environment):
-                    demands.append((f"{wheel.name} {wheel.version}", requirement))
+                    demands.append((who, requirement))
     return Stack(
         name=lock.profile,
         base=provided(deb.name for deb in lock.debs.get("runtime", ())) | frozenset(base),
-        versions={wheel.name: wheel.version for wheel in wheels},
+        versions={wheel.name: wheel.version for wheel in wheels}
+        | {name: version for name, (version, _) in made.items()},
         demands=tuple(demands),
     )
 

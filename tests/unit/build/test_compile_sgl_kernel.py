@@ -119,16 +119,22 @@ def test_a_subset_is_a_deviation(tmp_path: Path) -> None:
 def test_a_subset_that_no_wheel_has_is_refused_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "--profile", "sm120", "--subset", "fp5"]) == 2
     assert "sm120: no wheel has a subset 'fp5'" in capsys.readouterr().err
-    assert main(["build", "--profile", "rehearsal", "--subset", "fp4"]) == 2
-    assert "leave --subset away" in capsys.readouterr().err
+    assert main(["build", "--profile", "rehearsal", "--subset", "fp5"]) == 2
+    assert "known: fp4" in capsys.readouterr().err
 
 
-def test_a_subset_leaves_other_recipes_alone(tmp_path: Path) -> None:
-    manifest, tree = manifests.load("sm120"), order(tmp_path).tree
-    stage.know_subset(manifest, "fp4")
-    stage.know_subset(manifest, None)
-    assert stage._order("sgl-kernel", manifest, tree, "fp4")[0].subset == "fp4"
-    assert stage._order("flashinfer-jit-cache", manifest, tree, "fp4")[0].subset is None
+def test_a_subset_narrows_what_is_compiled_and_what_is_demanded(tmp_path: Path) -> None:
+    whole, tree = manifests.load("sm120"), order(tmp_path).tree
+    assert stage.narrowed(whole, None) is whole
+    part = stage.narrowed(whole, "fp4")
+    assert part.wheels["sgl-kernel"] == whole.wheels["sgl-kernel"]
+    assert part.wheels["sglang"] == whole.wheels["sglang"]
+    modules = part.wheels["flashinfer-jit-cache"]
+    assert (modules.serves, modules.modules) == (None, ("fp4_gemm_cutlass_sm120", "fp4_quantization_120"))
+    assert [demand.objects for demand in modules.check.instructions] == ["*/fp4_gemm_cutlass_sm120.so"]
+    assert modules.check.demand == ("sm_120a",)
+    taken = {name: stage._order(name, part, tree, "fp4")[0].subset for name in part.wheels}
+    assert taken == {"sgl-kernel": "fp4", "sglang": None, "flashinfer-jit-cache": "fp4"}
 
 
 def test_the_key_follows_subset_dependencies_and_architectures(tmp_path: Path) -> None:

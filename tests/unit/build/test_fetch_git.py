@@ -11,7 +11,7 @@ from git_factory import Origin
 
 from forge_build import lock as locks
 from forge_build import manifest as manifests
-from forge_build import patch, pipeline
+from forge_build import patch, steps
 from forge_build.fetch import Inputs, fetch, git
 from forge_build.fetch.git import archive
 from forge_build.fetch.git.mirror import repositories
@@ -318,7 +318,7 @@ def test_a_source_goes_patched_and_with_its_dependencies_into_the_compile(line, 
     lock = lock.model_copy(update={"sources": {"kernel": source}})
     wanted = Source(git=line.source.source(line.commit, "kernel"), series="s")
     plan = plan.model_copy(update={"sources": {"kernel": wanted}})
-    made = pipeline._patch(plan, lock, line.fetch(lock), tmp_path / "scratch", QUIET)["kernel"]
+    made = steps.patch_sources(plan, lock, line.fetch(lock), tmp_path / "scratch", QUIET)["kernel"]
     assert (made.path / "a.cu").read_text() == "two\n"
     assert (made.version, made.tree, made.patched_tree) == ("1.0", line.tree, patched.patched_tree)
     assert {name: item.tree for name, item in made.dependencies.items()} == {"repo-x": line.taken}

@@ -511,6 +511,10 @@ def test_the_lock_of_sm120_is_production_ready() -> None:
     assert not [name for name, item in kernel.dependencies.items() if item.unlocked]
     assert {"repo-cutlass", "repo-flashinfer"} <= {name for name, item in kernel.dependencies.items() if item.taken}
     versions = {w.name: w.version for w in lock.wheels["runtime"]}
-    assert (versions["torch"], versions["flashinfer-python"], versions["sglang"]) == ("2.11.0", "0.6.5", "0.5.9")
-    assert "sgl-kernel" not in versions
+    assert (versions["torch"], versions["flashinfer-python"]) == ("2.11.0", "0.6.5")
+    # both are built here, from one commit
+    assert not {"sgl-kernel", "sglang"} & versions.keys()
+    assert lock.sources["sglang"].commit == kernel.commit
+    # only the tree of SGLang asks for these
+    assert {"sgl-fa4", "smg-grpc-proto"} <= versions.keys()
     assert not [w.file for use in lock.wheels.values() for w in use if "cu12" in w.file]
