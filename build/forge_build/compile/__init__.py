@@ -170,7 +170,7 @@ def wheel_key(order: Order, recipe: Recipe, plan: Plan, builder_image: str, comp
     return canonical_sha256(
         {
             "name": order.name,
-            "version": order.tree.version,
+            "version": plan.version,
             "source": [order.tree.name, order.tree.tree, order.tree.series, order.tree.patched_tree],
             **({"dependencies": dependencies} if dependencies else {}),
             "spec": order.spec.model_dump(mode="json", exclude={"check"}),

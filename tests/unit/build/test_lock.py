@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from git_factory import Origin
 from packaging.tags import Tag
+from pydantic import ValidationError
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
@@ -386,6 +388,29 @@ def test_sources_from_wheels_and_from_git_are_named_by_their_trees(index: Index,
     assert Store.open().has(wheeled.wheel.sha256)
     unpacked = patch.unpack_wheel(Store.open().get(wheeled.wheel.sha256), tmp_path / "unpacked")
     assert patch.tree_of(unpacked) == wheeled.tree
+
+
+def test_what_a_source_asks_for_is_resolved_from_its_own_tree(index: Index, tmp_path: Path) -> None:
+    index.add("app", "1.0")
+    index.add("dep", "2.0")
+    index.add("dep", "1.0")
+    index.add("heavy", "1.0")
+    origin = Origin(tmp_path / "origin")
+    asks = '[project]\nname = "own"\nversion = "1"\ndependencies = ["dep==1.0", "heavy==9"]\n'
+    source = origin.source(origin.commit({"python/pyproject.toml": asks}), "python")
+    runtime = {"requires": ["app"], "requires_of": ["own"], "overrides": ["heavy==1.0"]}
+    lock = resolved(a_manifest(runtime=runtime, sources={"own": {"git": source}}))
+    assert versions(lock) == {"app": "1.0", "dep": "1.0", "heavy": "1.0"}
+
+    for text, said in (
+        ('[project]\nname = "own"\ndynamic = ["version", "dependencies"]\n', "leaves its dependencies to the backend"),
+        ("[build-system]\n", r"own has no pyproject.toml with a \[project\]"),
+    ):
+        source = origin.source(origin.commit({"python/pyproject.toml": text}), "python")
+        with pytest.raises(UsageError, match=said):
+            resolved(a_manifest(runtime=runtime, sources={"own": {"git": source}}))
+    with pytest.raises(ValidationError, match="names no source from git"):
+        a_manifest(runtime=runtime, sources={"own": {"wheel": "own==1"}})
 
 
 def test_a_source_that_is_not_in_its_patches_range_is_refused(index: Index, tmp_path: Path) -> None:

@@ -233,3 +233,11 @@ def test_a_lock_as_a_stack(locked: Path) -> None:
     seen = stack(lock, lambda wheel: store.path(wheel.sha256) if store.has(wheel.sha256) else None)
     assert seen.cuda == (13, "nvidia-cuda-runtime 13.0.96")
     assert [(who, str(what)) for who, what in seen.demands] == [("sglang 0.5.9", "demo==1.0")]
+
+
+def test_a_wheel_made_here_has_demands_too(locked: Path, tmp_path: Path) -> None:
+    lock = against.read_lock(str(locked))
+    own = make_wheel(tmp_path, {"serving/__init__.py": b""}, name="serving", requires=("demo==2.0",))
+    seen = stack(lock, lambda wheel: None, made={"serving": ("1.0", own)})
+    assert seen.versions["serving"] == "1.0"
+    assert [(who, str(what)) for who, what in seen.demands] == [("serving 1.0", "demo==2.0")]
