@@ -58,24 +58,40 @@ def inside(memory: int, cores: int, sizes: Mapping[str, int], *, cache: Mapping[
 
 def floor() -> int:
     """Bytes that stay free; raises UsageError for a setting that is no number."""
-    text = os.environ.get("FORGE_MEMORY_FLOOR", "")
-    if not text:
-        return FLOOR
-    if not text.isdecimal():
-        raise UsageError(f"FORGE_MEMORY_FLOOR {text!r} is no number of MB")
-    return int(text) * 1_000_000
+    found = _setting("FORGE_MEMORY_FLOOR", "of MB")
+    return FLOOR if found is None else found * 1_000_000
+
+
+def jobs() -> int | None:
+    """Compilers that may run at once where the cores are not ours alone; none: as many as there are cores.
+
+    Raises UsageError for a setting that is no number, or none at all.
+    """
+    found = _setting("FORGE_JOBS", "of compilers")
+    if found == 0:
+        raise UsageError("FORGE_JOBS 0 would compile nothing")
+    return found
+
+
+def _setting(name: str, what: str) -> int | None:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise UsageError(f"{name} {text!r} is no number {what}")
+    return int(text) if text else None
 
 
 def share(engine: Engine) -> tuple[int, int]:
-    """Bytes a builder container may use, and cores it has: what the machine and our control groups leave above the floor.
+    """Bytes a builder container may use, and compilers it may run at once: one for each core, or FORGE_JOBS.
 
-    A remote engine's machine is taken to be ours alone; nothing tells what others use there.
+    Memory is what the machine and our control groups leave above the floor. A remote engine's machine is taken to be ours
+    alone; nothing tells what others use there.
     """
     info = engine.client.info()
     memory = int(info["MemTotal"])
     if not engine.remote:
         memory = min(memory, free())
-    return max(memory - floor(), memory // 2), int(info["NCPU"])
+    cores = int(info["NCPU"])
+    return max(memory - floor(), memory // 2), min(cores, jobs() or cores)
 
 
 def free() -> int:

@@ -38,6 +38,16 @@ def test_a_remote_machine_is_shared_out_whole_but_for_the_floor(monkeypatch: pyt
     assert schedule.share(engine(4e9)) == (2 * GB, 2), "half at least"
 
 
+def test_fewer_compilers_than_cores_where_somebody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, cores in (("", 64), ("1", 1), ("100", 64)):
+        monkeypatch.setenv("FORGE_JOBS", text)
+        assert schedule.share(engine(25e9, 64))[1] == cores
+    for text in ("0", "-1", "all"):
+        monkeypatch.setenv("FORGE_JOBS", text)
+        with pytest.raises(UsageError, match="FORGE_JOBS"):
+            schedule.share(engine(25e9, 64))
+
+
 def test_here_only_what_is_free_is_shared_out() -> None:
     memory, _ = schedule.share(engine(10e15, remote=False))
     assert 0 < memory < psutil.virtual_memory().total
