@@ -36,6 +36,8 @@ from forge_core.store import Store
 __all__ = ["BuiltFile", "Image", "build", "builder", "builder_tag", "key", "labels", "read_archive"]
 
 _STEP = re.compile(r"^#\d+ \[(?:\S+ )?(\d+)/(\d+)\] (.*)$")
+_MOVES = re.compile(r"^#\d+ (transferring [\w-]+: [\d.]+[kMGT]?B|exporting layers|unpacking to|sending tarball)")
+"""What BuildKit does with gigabytes beside its instructions; minutes go by without a word."""
 
 
 def key(
@@ -176,10 +178,12 @@ def _arguments(base: Base) -> dict[str, str]:
 
 
 def _watch(step: Step) -> Callable[[str], None]:
-    """Follow BuildKit's plain progress: N of M instructions, and which."""
+    """Follow BuildKit's plain progress: N of M instructions, and which; what is moved in and out before and after them."""
 
     def on_line(line: str) -> None:
         if match := _STEP.match(line):
             step.progress(int(match[1]) - 1, int(match[2]), unit="instructions", note=match[3][:60])
+        elif match := _MOVES.match(line):
+            step.waiting(match[1])
 
     return on_line

@@ -154,6 +154,24 @@ def test_another_engine_makes_no_other_builder(plan: Manifest) -> None:
 # -- Dockerfile, ENV and labels ----------------------------------------------------------------------------------------
 
 
+def test_what_buildkit_moves_is_shown_beside_its_instructions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_core.console._PLAIN_INTERVAL_S", 0)
+    lines = {
+        "#4 transferring wheels: 1.23GB 30.3s": "transferring wheels: 1.23GB",
+        "#6 [runtime 2/8] RUN true": "1 of 8 instructions",
+        "#9 exporting layers 105.9s done": "exporting layers",
+        "#9 unpacking to example.org/x:1": "unpacking to",
+        "#4 DONE 60.8s": "",
+    }
+    for line, shown in lines.items():
+        with Console().step("image") as step:
+            image._watch(step)(line)
+        said = [text for text in capsys.readouterr().err.splitlines() if "==>" not in text and " done in " not in text]
+        assert [shown in text for text in said] == ([True] if shown else []), said
+
+
 def instructions() -> list[str]:
     text = recipe.dockerfile().read_text(encoding="utf-8")
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
