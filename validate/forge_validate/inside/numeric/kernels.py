@@ -1,4 +1,4 @@
-"""How each kernel is called. Signatures: flashinfer 0.6.5, sgl-kernel 0.3.21; used as SGLang 0.5.9 uses them.
+"""How each kernel is called. Signatures: flashinfer 0.6.5, sgl-kernel 0.3.21; used as SGLang 6ffc74efd uses them.
 
 Scales are in the 128x4 layout everywhere; `scale` is a global scale (what values are multiplied by), `alpha` the factor
 that takes the global scales of both operands out again.
