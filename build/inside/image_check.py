@@ -64,13 +64,13 @@ def tool_chain(wanted, site):
     sys.path.insert(0, str(temporary))
     import forge_tool_chain as chain
 
-    needed, stub = chain.needs(site), temporary / "stub-driver"
+    (needed, sonames), stub = chain.needs(site), temporary / "stub-driver"
     functions = chain.stub_driver(needed, stub)
 
     def look():
         return {
             "stub": functions,
-            **chain.look(wanted["home"], wanted["architecture"], wanted["folders"], needed, stub),
+            **chain.look(wanted["home"], wanted["architecture"], wanted["folders"], needed, sonames, stub),
         }
 
     return look

@@ -50,9 +50,9 @@ _RUNTIME = re.compile(r"^lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink|cupti)(?:-
 
 
 def needs(site):
-    """Every shared object below site-packages: path -> what it NEEDs, by soname."""
+    """Every shared object below site-packages: (path -> what it NEEDs, by soname), (path -> its own soname)."""
     paths = sorted(p for p in site.rglob("*.so*") if p.is_file() and not p.is_symlink() and ".so" in p.suffixes)
-    found = {}
+    found, own = {}, {}
     for start in range(0, len(paths), 200):
         chunk = [*map(str, paths[start : start + 200]), "/dev/null"]  # two at least: only then it names the files
         said = subprocess.run(["readelf", "-dW", *chunk], capture_output=True, text=True, check=False).stdout
@@ -62,7 +62,9 @@ def needs(site):
                 current = line.removeprefix("File: ")
             elif current and (match := re.search(r"\(NEEDED\).*\[(.+)\]", line)):
                 found.setdefault(current, []).append(match[1])
-    return found
+            elif current and (match := re.search(r"\(SONAME\).*\[(.+)\]", line)):
+                own[current] = match[1]
+    return found, own
 
 
 def stub_driver(needed, folder):
@@ -84,7 +86,7 @@ def stub_driver(needed, folder):
     return len(wanted)
 
 
-def look(home, architecture, folders, needed, stub):
+def look(home, architecture, folders, needed, sonames, stub):
     """All there is to see; `architecture` as nvcc spells it, for example `120a`, `folders` are to take run-time kernels."""
     home, work = Path(home), Path(TEMPORARY) / "tool-chain"
     work.mkdir()
@@ -97,7 +99,7 @@ def look(home, architecture, folders, needed, stub):
         "gcc": version(["gcc", "-dumpfullversion"], r"(\d+(?:\.\d+)+)"),
         "g++": version(["g++", "-dumpfullversion"], r"(\d+(?:\.\d+)+)"),
         "absent": absent(home),
-        "majors": majors(needed),
+        "majors": majors(needed, sonames),
         "compiled": attempt(lambda: device(architecture, work, stub)),
         "host": attempt(lambda: host(home, work)),
         "triton": attempt(lambda: triton(architecture)),
@@ -154,11 +156,14 @@ def absent(home):
     return [*missing, *(f"{p.relative_to(home)} -> {p.readlink()}" for p in links if not p.exists())]
 
 
-def majors(needed):
-    """CUDA's major version -> what needs or is a library of it."""
+def majors(needed, sonames):
+    """CUDA's major version -> what needs or is a library of it.
+
+    A library is what it calls itself: CUPTI's file name has a year where its soname has the major.
+    """
     found = {}
-    for path, names in needed.items():
-        for name in (Path(path).name, *names):
+    for path in needed.keys() | sonames.keys():
+        for name in (sonames.get(path, Path(path).name), *needed.get(path, ())):
             if match := _RUNTIME.match(name):
                 found.setdefault(match[1], set()).add(path)
     return {major: sorted(paths) for major, paths in found.items()}

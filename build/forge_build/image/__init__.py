@@ -68,7 +68,7 @@ def key(
             "groups": {name: sorted(wheel.sha256 for wheel in wheels) for name, wheels in grouped(locked).items()},
             "started": [INIT, HEALTH],
             "environment": environment(manifest),
-            "image": manifest.image.model_dump(mode="json", exclude={"allowed_conflicts", "imports"}),
+            "image": manifest.image.model_dump(mode="json", exclude={"allowed_conflicts", "allowed_files", "imports"}),
             "labels": labels(manifest) | base_labels(manifest, base),
             "engine": engine.version,
         }

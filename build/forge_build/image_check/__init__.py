@@ -107,6 +107,7 @@ def expect(
         environment=environment(manifest),
         labels=labels(manifest),
         allowed_conflicts=manifest.image.allowed_conflicts,
+        allowed_files=manifest.image.allowed_files,
         entry=[*INIT, *manifest.image.command],
         health=HEALTH,
         start_period=manifest.image.start_period,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from forge_build.image_check import tool_chain
 from forge_build.image_check.tool_chain import ToolChain
-from forge_build.manifest import AllowedConflict
+from forge_build.manifest import AllowedConflict, AllowedFile
 from forge_core.model import Finding
 
 _CONFLICT = re.compile(
@@ -35,6 +36,7 @@ class Expected:
     environment: Mapping[str, str]
     labels: Mapping[str, str]
     allowed_conflicts: Sequence[AllowedConflict]
+    allowed_files: Sequence[AllowedFile]
     entry: Sequence[str]
     """The entry point."""
     health: Sequence[str]
@@ -82,7 +84,7 @@ def judge(seen: Mapping[str, Any], config: Mapping[str, Any], expected: Expected
         ("command line", f"{expected.command} --help ends with 0", _command(seen["command"], expected)),
     ]
     if expected.tool_chain is not None:
-        rows += tool_chain.judge(seen["tool_chain"], expected.tool_chain)
+        rows += tool_chain.judge(seen["tool_chain"], expected.tool_chain, expected.allowed_files)
     for name, outcome in seen["modules"].items():
         rows.append(
             (f"loader {name}", outcome["detail"], _loader(name, outcome, seen["copies"].get(name, []), expected.python))
@@ -157,8 +159,16 @@ def _versions(installed: Sequence[Sequence[str]], expected: Expected) -> list[Fi
 
 
 def _files(record: Mapping[str, Any], expected: Expected) -> list[Finding]:
-    rows = [Finding(kind="file-changed", where=text.split(":")[0], message=text) for text in record["wrong"]]
-    rows += [Finding(kind="file-claimed-twice", where=text.split(":")[0], message=text) for text in record["clashes"]]
+    told = [
+        # "DISTRIBUTION: PATH: what is wrong", "PATH: one and another"
+        *(("file-changed", text.split(": ")[1], text) for text in record["wrong"]),
+        *(("file-claimed-twice", text.split(": ")[0], text) for text in record["clashes"]),
+    ]
+    rows = [
+        Finding(kind=kind, where=path, message=text)
+        for kind, path, text in told
+        if not any(fnmatchcase(path, one.path) for one in expected.allowed_files)
+    ]
     for name in sorted(expected.records.keys() | record["records"].keys()):
         if expected.records.get(name) != record["records"].get(name):
             message = "the installed RECORD is not that of the wheel in the store: something else was installed over it"

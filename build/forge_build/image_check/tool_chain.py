@@ -6,11 +6,12 @@ import base64
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from forge_build.lock import LockedWheel
-from forge_build.manifest import Manifest
+from forge_build.manifest import AllowedFile, Manifest
 from forge_build.wheel_check.cubin import device_code
 from forge_build.wheel_check.elf import BrokenObject
 from forge_core.errors import UsageError
@@ -81,8 +82,13 @@ def device_code_of(seen: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def judge(seen: Mapping[str, Any], expected: ToolChain) -> list[tuple[str, str, list[Finding]]]:
-    """(check, what it saw, its findings), one for each thing a server needs to compile at run time."""
+def judge(
+    seen: Mapping[str, Any], expected: ToolChain, allowed: Sequence[AllowedFile] = ()
+) -> list[tuple[str, str, list[Finding]]]:
+    """(check, what it saw, its findings), one for each thing a server needs to compile at run time.
+
+    Files that `allowed` names may be of another CUDA.
+    """
     tools = [(name, seen[name]) for name in ("ninja", "gcc", "g++")]
     home = [_finding("tool-chain", "CUDA_HOME", f"{path}: not there, or a link to nothing") for path in seen["absent"]]
     if seen["home"] != expected.home:
@@ -96,7 +102,7 @@ def judge(seen: Mapping[str, Any], expected: ToolChain) -> list[tuple[str, str, 
         ("device code", f"nvcc compiles and links for {expected.architecture} alone", _compiled(seen, expected)),
         ("host code", "g++ compiles with the headers of CUDA, CCCL and Python", _failed("host", seen)),
         ("triton", _triton_says(seen), _triton(seen, expected)),
-        ("CUDA major", f"{', '.join(seen['majors'])} alone", _majors(seen, expected)),
+        ("CUDA major", *_majors(seen, expected, allowed)),
         ("run-time kernels", f"kept in {', '.join(there for there, *_ in folders)}", _folders(seen, expected)),
     ]
 
@@ -152,16 +158,19 @@ def _triton_says(seen: Mapping[str, Any]) -> str:
     return f"compiles for {', '.join(seen['triton']['detail']['cubins'])} with {path} {version}"
 
 
-def _majors(seen: Mapping[str, Any], expected: ToolChain) -> list[Finding]:
+def _majors(seen: Mapping[str, Any], expected: ToolChain, allowed: Sequence[AllowedFile]) -> tuple[str, list[Finding]]:
     right = expected.nvcc.partition(".")[0]
-    found = []
-    for major, paths in sorted(seen["majors"].items()):
-        if major != right:
+    found, meant = [], 0
+    for major, every in sorted(seen["majors"].items()):
+        below = {path: path.rpartition("/site-packages/")[2] for path in every}
+        paths = [path for path in every if not any(fnmatchcase(below[path], one.path) for one in allowed)]
+        meant += (len(every) - len(paths)) if major != right else 0
+        if major != right and paths:
             told = f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
             found.append(_finding("cuda-major", f"CUDA {major}", f"the image is for CUDA {right}, but there is {told}"))
     if right not in seen["majors"]:
         found.append(_finding("cuda-major", f"CUDA {right}", "no library of it is there"))
-    return found
+    return f"{right} alone" + (f", but for {meant} files that the manifest allows" if meant else ""), found
 
 
 def _folders(seen: Mapping[str, Any], expected: ToolChain) -> list[Finding]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from forge_build.manifest.git import GitDependency, GitSource
 from forge_build.manifest.models import (
     AllowedConflict,
+    AllowedFile,
     Base,
     BuiltWheel,
     CompileCheck,
@@ -92,6 +93,7 @@ def json_schema() -> dict[str, Any]:
 
 __all__ = [
     "AllowedConflict",
+    "AllowedFile",
     "Base",
     "BuiltWheel",
     "CompileCheck",

@@ -178,6 +178,14 @@ class AllowedConflict(Frozen):
     reason: Annotated[str, StringConstraints(min_length=15)]
 
 
+class AllowedFile(Frozen):
+    """Files that the image check complains of, known and meant: claimed by two wheels, or of another CUDA."""
+
+    path: Annotated[str, StringConstraints(min_length=1)]
+    """Shell pattern over the path below site-packages."""
+    reason: Annotated[str, StringConstraints(min_length=15)]
+
+
 class Image(Frozen):
     """The runtime image."""
 
@@ -196,6 +204,7 @@ class Image(Frozen):
     command: tuple[str, ...] = ("sglang", "serve")
     """What the entry point starts, below an init."""
     allowed_conflicts: tuple[AllowedConflict, ...] = ()
+    allowed_files: tuple[AllowedFile, ...] = ()
 
 
 class Model(Frozen):

@@ -23,6 +23,7 @@ from forge_build import manifest as manifests
 from forge_build.image_check import tool_chain
 from forge_build.image_check.tool_chain import ToolChain
 from forge_build.lock import LockedWheel
+from forge_build.manifest import AllowedFile
 from forge_core.cli import project_root
 from forge_core.errors import UsageError
 
@@ -101,18 +102,22 @@ def test_needs_are_those_of_every_shared_object(inside: ModuleType, tmp_path: Pa
     two = shared_object(tmp_path / "b", "two.so", "int one(void); int two(void) { return one(); }", one)
     (tmp_path / "link.so").symlink_to(two)
     (tmp_path / "text.so").write_text("no object")
-    found = inside.needs(tmp_path)
+    year = shared_object(
+        tmp_path / "c", "libcupti.so.2025.1.1", "int c(void) { return 1; }", "-Wl,-soname,libcupti.so.12"
+    )
+    found, sonames = inside.needs(tmp_path)
     assert "libcudart.so.12" in found[str(two)]
     assert str(tmp_path / "link.so") not in found
-    assert inside.majors(found | {str(two.with_name("libcublas.so.13")): []}) == {
-        "12": [str(two)],
+    assert sonames == {str(one): "libcudart.so.12", str(year): "libcupti.so.12"}
+    assert inside.majors(found | {str(two.with_name("libcublas.so.13")): []}, sonames) == {
+        "12": sorted([str(one), str(two), str(year)]),
         "13": [str(two.with_name("libcublas.so.13"))],
     }
 
 
 def test_libraries_numbered_otherwise_are_no_sign_of_a_major(inside: ModuleType) -> None:
-    assert inside.majors({"/s/a.so": ["libcusolver.so.12", "libcufft.so.12", "libcusparse.so.12"]}) == {}
-    assert inside.majors({"/s/libcudart-1b2c.so.12.4": []}) == {"12": ["/s/libcudart-1b2c.so.12.4"]}
+    assert inside.majors({"/s/a.so": ["libcusolver.so.12", "libcufft.so.12", "libcusparse.so.12"]}, {}) == {}
+    assert inside.majors({"/s/libcudart-1b2c.so.12.4": []}, {}) == {"12": ["/s/libcudart-1b2c.so.12.4"]}
 
 
 def test_the_stub_has_every_function_that_is_wanted_and_says_no_device(tmp_path: Path) -> None:
@@ -127,7 +132,7 @@ def test_the_stub_has_every_function_that_is_wanted_and_says_no_device(tmp_path:
 import ctypes, importlib.util, json, os, pathlib
 spec = importlib.util.spec_from_file_location("c", {str(project_root() / "build" / "inside" / "tool_chain.py")!r})
 c = importlib.util.module_from_spec(spec); spec.loader.exec_module(c)
-count = c.stub_driver(c.needs(pathlib.Path({str(tmp_path / "site")!r})), pathlib.Path({str(tmp_path / "stub")!r}))
+count = c.stub_driver(c.needs(pathlib.Path({str(tmp_path / "site")!r}))[0], pathlib.Path({str(tmp_path / "stub")!r}))
 print(json.dumps([count, ctypes.CDLL({str(user)!r}).ask(), os.environ["LD_LIBRARY_PATH"]]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -227,6 +232,19 @@ def test_each_fault_of_it_is_named(check: str, where: str, change: Change) -> No
     rows = {name: findings for name, _, findings in tool_chain.judge(seen, EXPECTED)}
     assert [finding.where for finding in rows.pop(check)] == [where]
     assert not any(rows.values()), "one fault, one check"
+
+
+def test_files_of_another_cuda_may_be_meant() -> None:
+    seen = copy.deepcopy(SEEN)
+    seen["majors"]["12"] = ["/o/lib/python3.11/site-packages/triton/cupti/a.so", "/o/lib/python3.11/site-packages/b.so"]
+    allowed = [AllowedFile(path="triton/cupti/*", reason="the profiler alone loads it")]
+    rows = {name: (text, findings) for name, text, findings in tool_chain.judge(seen, EXPECTED, allowed)}
+    assert [finding.message for finding in rows["CUDA major"][1]] == [
+        "the image is for CUDA 13, but there is /o/lib/python3.11/site-packages/b.so"
+    ]
+    seen["majors"]["12"].pop()
+    rows = {name: (text, findings) for name, text, findings in tool_chain.judge(seen, EXPECTED, allowed)}
+    assert rows["CUDA major"] == ("13 alone, but for 1 files that the manifest allows", [])
 
 
 def test_device_code_is_listed_here_and_not_believed(tmp_path: Path) -> None:
