@@ -60,7 +60,8 @@ def test_what_real_servers_said_passes(server: str, smoke: tuple[Suite, Answers]
     wrong = {r.check: r.explanation for r in results if r.outcome != "passed"}
     # Those samples were taken with a template of another length.
     assert {check for check in wrong} <= {"known-answer/prompt-tokens", "known-answer-thinking/prompt-tokens"}
-    assert len(results) == 12
+    # vLLM's sample with logprobs stands for two other cases too; logprobs are judged wherever there are some.
+    assert len(results) == (12 if server.startswith("sglang") else 14)
 
 
 def test_a_case_that_was_not_asked_or_timed_out_fails_the_verdict(smoke: tuple[Suite, Answers], rules: Policy) -> None:

@@ -1,0 +1,77 @@
+"""What repeats in clean texts by nature, set aside before repetition is looked for: rules, leaders, opaque words.
+
+A rule is a line of separators, a leader a run of one of them that leads on to something. An opaque word is base64, hex,
+a list of numbers, a sequence of bases: letters without words, where chance and layout repeat what they like.
+"""
+
+from __future__ import annotations
+
+import re
+
+from forge_validate.checks.tokens.repetition import stretches
+
+_RULES = frozenset("-=_*#~.·•+|:<>^/\\…–—―⋯⋮")
+_LEADERS = re.compile(r"([-=_*~.·•#…–—―\u2500-\u259f])(?:[ \t]?\1){3,}|(?:&nbsp;){3,}")
+_ALPHABET = r"[A-Za-z0-9+/=_-]"
+_OPAQUE = re.compile(
+    rf"{_ALPHABET}{{20,}}(?:\r?\n[ \t]*{_ALPHABET}{{20,}})*"  # base64, hex, keys, over several lines
+    r"|(?:\b(?:0x)?[0-9A-Fa-f]{1,8}\b[\s,:;|]{1,4}){8,}"  # a dump, a list of numbers
+)
+_BASES = re.compile(r"[ACGTU]{12,}|[acgtu]{12,}")
+# One followed by zeros is a number; ten to the fortieth is more than anyone counts.
+_POWERS = re.compile(r"(?<![0-9])([0-9]*[1-9])0{4,40}(?![0-9])")
+_DATA = re.compile(r"""["'],|\||null|true|false|None|nan""")
+
+
+def flowing(said: str, longest_rule: int, *, cut: bool = False) -> str:
+    """The text without rules, leaders and opaque words.
+
+    A rule stays where there is little else, and so does the last line of a text that was `cut`: it may go on for ever.
+    """
+    text = _POWERS.sub(r"\g<1>000", _without_rules(said, longest_rule, cut))
+    text = _LEADERS.sub(lambda found: _leader(text, found, longest_rule), text)
+    for pattern in (_OPAQUE, _BASES):
+        text = pattern.sub(_opaque, text)
+    return text
+
+
+def is_data(unit: str) -> bool:
+    """Whether a repeated unit is one of a list or table: numbers, literals, cells."""
+    if not any(c.isalpha() for c in unit):
+        return any(c.isdigit() for c in unit)
+    # Twice, since a repetition may have been cut anywhere.
+    return _DATA.search(unit * 2) is not None
+
+
+def _without_rules(said: str, longest: int, cut: bool) -> str:
+    lines = said.split("\n")
+    rules = {
+        number
+        for number, line in enumerate(lines)
+        if 0 < len(line.strip()) <= longest
+        and all(c in _RULES or c.isspace() or "\u2500" <= c <= "\u259f" for c in line)
+        and not (cut and number == len(lines) - 1)
+    }
+    texts = sum(1 for number, line in enumerate(lines) if line.strip() and number not in rules)
+    # A drawing may have more lines of signs than of text, a text that collapsed has no end of them.
+    if not texts or len(rules) > 3 * texts + 8:
+        return said
+    return "\n".join(line for number, line in enumerate(lines) if number not in rules)
+
+
+def _leader(text: str, found: re.Match[str], longest: int) -> str:
+    run = found[0]
+    leads_on = any(c.isalnum() for c in text[found.end() : found.end() + 400])
+    if len(run) > longest or not leads_on:
+        return run
+    return run[:3]
+
+
+def _opaque(found: re.Match[str]) -> str:
+    word = "".join(found[0].split())
+    bases = _BASES.fullmatch(word) is not None
+    if not bases and (len(set(word)) < 6 or not any(c.isdigit() or c.isupper() for c in word)):
+        return found[0]
+    if any(stretch.length * 2 > len(word) for stretch in stretches(word, 24, 4)):
+        return found[0]
+    return " "
