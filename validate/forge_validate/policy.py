@@ -28,9 +28,9 @@ class Text(Frozen):
     repeat_share: Threshold
     """Largest share of a text that one repetition may be."""
     repeat_length: Threshold
-    """Longest repetition allowed at the end of a text that its budget ended, in characters, white space not counted."""
+    """Longest repetition allowed that has `repeat_anywhere` times or more, in characters, white space not counted."""
     repeat_anywhere: Threshold
-    """A repetition that is longer than `repeat_length` may stand anywhere if it has fewer times than this."""
+    """Fewer times than this are a refrain, however long."""
     data_times: Threshold
     """`repeat_times` for numbers, literals, cells of a table, and for tokens."""
     data_length: Threshold

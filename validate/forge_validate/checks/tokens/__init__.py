@@ -8,6 +8,7 @@ token on, or after a good start.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from forge_validate.checks.result import CheckResult, Evidence
 from forge_validate.checks.tokens.measures import Measures, complain, complain_of_tokens, measure
 from forge_validate.policy import Text
 from forge_validate.reply import Reply
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 LEAK = "tag"
 """Value of a result that found special tokens in a text: they are no garbage of the model's, a parser let them through."""
@@ -76,22 +79,29 @@ def _asked(said: Reply, evidence: Evidence) -> frozenset[str]:
 
 
 def texts(said: Reply) -> Mapping[str, str]:
-    """Every text of a reply by its place; of a tool call the arguments as sent, and each text inside them."""
+    """Every text of a reply by its place; of a tool call each text inside its arguments, and what is around them.
+
+    Arguments that are no JSON are one text.
+    """
     found = {place: part for place, part in said.said.items() if part.strip()}
     for number, call in enumerate(said.tool_calls, 1):
         place = "arguments of the tool call" if len(said.tool_calls) == 1 else f"arguments of tool call {number}"
-        if call.arguments.strip():
+        if not call.arguments.strip():
+            continue
+        try:
+            value = json.loads(call.arguments)
+        except (ValueError, RecursionError):
             found[place] = call.arguments
-        for key, part in _inside(_parsed(call.arguments)):
-            found[f"{place}, {key}"] = part
+            continue
+        found[place] = _structure(call.arguments)
+        found |= {f"{place}, {key}": part for key, part in _inside(value)}
     return found
 
 
-def _parsed(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
+def _structure(arguments: str) -> str:
+    """JSON with a number for each different text: the texts are looked at by themselves, their escapes undone."""
+    known: dict[str, int] = {}
+    return _STRING.sub(lambda match: f'"{known.setdefault(match[0], len(known))}"', arguments)
 
 
 def _inside(value: Any) -> Iterator[tuple[str, str]]:
@@ -101,6 +111,9 @@ def _inside(value: Any) -> Iterator[tuple[str, str]]:
         place, here = waiting.pop()
         if isinstance(here, dict):
             waiting += [(f"{place}.{name}", item) for name, item in here.items()]
+        elif isinstance(here, list) and all(isinstance(item, str) for item in here):
+            # Lines of one text, more often than not.
+            waiting.append((place, "\n".join(here)))
         elif isinstance(here, list):
             waiting += [(f"{place}[{number}]", item) for number, item in enumerate(here)]
         elif isinstance(here, str) and here.strip():

@@ -92,10 +92,9 @@ def _has_work(said: str, here: int) -> bool:
         )
     if character == _ZWJ:
         return script(before) in _JOINING or _pictures(said, here)
-    if character == _ZWNJ:
-        return script(before) in _JOINING or script(after) in _JOINING
-    if character == _ZWSP:
-        return script(before) in _UNSPACED or script(after) in _UNSPACED
+    if character in (_ZWNJ, _ZWSP):
+        near = said[max(0, here - 2) : here + 3]
+        return any(script(c) in (_JOINING if character == _ZWNJ else _UNSPACED) for c in near)
     if character == _SOFT_HYPHEN:
         return before.isalpha() and after.isalpha()
     if character == _MONGOLIAN_SEPARATOR:

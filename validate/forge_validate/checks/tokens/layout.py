@@ -20,15 +20,14 @@ _OPAQUE = re.compile(
 _BASES = re.compile(r"[ACGTU]{12,}|[acgtu]{12,}")
 # One followed by zeros is a number; ten to the fortieth is more than anyone counts.
 _POWERS = re.compile(r"(?<![0-9])([0-9]*[1-9])0{4,40}(?![0-9])")
-_DATA = re.compile(r"""["'],|\||null|true|false|None|nan""")
+# Cells of a table, texts of a list, hex numbers, elements of HTML.
+_DATA = re.compile(r"""["'],|\||0[xX][0-9A-Fa-f]|</[A-Za-z]""")
+_LITERALS = re.compile(r"(?:true|false|null|none|nan|yes|no|ok)+")
 
 
-def flowing(said: str, longest_rule: int, *, cut: bool = False) -> str:
-    """The text without rules, leaders and opaque words.
-
-    A rule stays where there is little else, and so does the last line of a text that was `cut`: it may go on for ever.
-    """
-    text = _POWERS.sub(r"\g<1>000", _without_rules(said, longest_rule, cut))
+def flowing(said: str, longest_rule: int) -> str:
+    """The text without rules, leaders and opaque words; a rule stays where there is little else."""
+    text = _POWERS.sub(r"\g<1>000", _without_rules(said, longest_rule))
     text = _LEADERS.sub(lambda found: _leader(text, found, longest_rule), text)
     for pattern in (_OPAQUE, _BASES):
         text = pattern.sub(_opaque, text)
@@ -39,18 +38,22 @@ def is_data(unit: str) -> bool:
     """Whether a repeated unit is one of a list or table: numbers, literals, cells."""
     if not any(c.isalpha() for c in unit):
         return any(c.isdigit() for c in unit)
-    # Twice, since a repetition may have been cut anywhere.
-    return _DATA.search(unit * 2) is not None
+    # Twice, since the unit may begin anywhere.
+    if _DATA.search(unit * 2) is not None:
+        return True
+    letters = "".join(c for c in unit if c.isalpha()).lower()
+    if letters == unit.lower() or len(letters) > 24:
+        return False
+    return any(_LITERALS.fullmatch(letters[here:] + letters[:here]) for here in range(len(letters)))
 
 
-def _without_rules(said: str, longest: int, cut: bool) -> str:
+def _without_rules(said: str, longest: int) -> str:
     lines = said.split("\n")
     rules = {
         number
         for number, line in enumerate(lines)
         if 0 < len(line.strip()) <= longest
         and all(c in _RULES or c.isspace() or "\u2500" <= c <= "\u259f" for c in line)
-        and not (cut and number == len(lines) - 1)
     }
     texts = sum(1 for number, line in enumerate(lines) if line.strip() and number not in rules)
     # A drawing may have more lines of signs than of text, a text that collapsed has no end of them.
@@ -62,9 +65,8 @@ def _without_rules(said: str, longest: int, cut: bool) -> str:
 def _leader(text: str, found: re.Match[str], longest: int) -> str:
     run = found[0]
     leads_on = any(c.isalnum() for c in text[found.end() : found.end() + 400])
-    if len(run) > longest or not leads_on:
-        return run
-    return run[:3]
+    # Where it ends the text, there must be a text that it ends.
+    return run[:3] if len(run) <= longest and (leads_on or len(run) * 2 < len(text)) else run
 
 
 def _opaque(found: re.Match[str]) -> str:
@@ -74,4 +76,5 @@ def _opaque(found: re.Match[str]) -> str:
         return found[0]
     if any(stretch.length * 2 > len(word) for stretch in stretches(word, 24, 4)):
         return found[0]
-    return " "
+    # Its ends stay: what stands between such words must not look as if it stood alone.
+    return f" {word[:6]}{word[-6:]} "

@@ -41,8 +41,6 @@ class Repeat:
     """Of the text."""
     before: int
     """How much of the text stands before it, in the same measure."""
-    last: bool = False
-    """Nothing stands after it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def measure(said: str, limits: Text, *, cut: bool = False, repeats: bool = False
     )
     if repeats:
         return found
-    plain = layout.flowing(said, int(limits.rule_length.value), cut=cut)
+    plain = layout.flowing(said, int(limits.rule_length.value))
     gaps, words = _words(plain)
     return Measures(
         characters=found.characters,
@@ -85,8 +83,8 @@ def measure(said: str, limits: Text, *, cut: bool = False, repeats: bool = False
         special=found.special,
         blank=found.blank,
         salad=found.salad,
-        repeat=_repeat("".join(plain.split()), words, limits, cut=cut),
-        distinct_ratio=_distinct("".join(plain.split()), int(limits.distinct_window.value)),
+        repeat=_repeat(plain, gaps, words, len(dense), limits),
+        distinct_ratio=_distinct(gaps, words, int(limits.distinct_window.value)),
         ngram_share=_ngrams(gaps, words, int(limits.ngram_window.value)),
     )
 
@@ -122,7 +120,8 @@ def complain_of_tokens(tokens: Sequence[int | str], seen: int, limits: Text) -> 
             continue
         unit = tokens[stretch.start : stretch.start + stretch.period]
         if all(isinstance(one, str) for one in unit):
-            shown, excused = "".join(map(str, unit)), layout.is_data("".join(map(str, unit)))
+            shown = "".join(map(str, unit))
+            excused = not any(c.isalpha() for c in shown) and layout.is_data(shown)
         else:
             shown, excused = " ".join(map(str, unit)), seen * 2 > len(tokens)
         if not excused or stretch.length > limits.data_length.value:
@@ -135,51 +134,51 @@ def _told(found: Repeat, total: int) -> str:
     return f"{quoted(found.unit, 60)} over and over, {found.length} of {total} characters{after}"
 
 
-def _repeat(dense: str, words: Sequence[str], limits: Text, *, cut: bool) -> Repeat | None:
+def _repeat(plain: str, gaps: Sequence[str], words: Sequence[str], total: int, limits: Text) -> Repeat | None:
     """The longest repetition beyond the limits: of a few characters, else of words."""
     worst: Repeat | None = None
-    for repeat in (*_of_characters(dense, limits), *_of_words(words, limits)):
-        if _too_much(repeat, limits, cut=cut) and (worst is None or repeat.length > worst.length):
+    times = int(limits.repeat_times.value)
+    for repeat in (*_of_characters("".join(plain.split()), total, times), *_of_words(gaps, words, total, times)):
+        if _too_much(repeat, limits) and (worst is None or repeat.length > worst.length):
             worst = repeat
     return worst
 
 
-def _of_characters(dense: str, limits: Text) -> Iterator[Repeat]:
-    for stretch in stretches(dense, _LONGEST_CHARACTERS, int(limits.repeat_times.value)):
+def _of_characters(dense: str, total: int, times: int) -> Iterator[Repeat]:
+    for stretch in stretches(dense, _LONGEST_CHARACTERS, times):
         unit = dense[stretch.start : stretch.start + stretch.period]
-        last = stretch.end == len(dense)
-        yield Repeat(unit, stretch.times, stretch.length, stretch.length / len(dense), stretch.start, last)
+        yield Repeat(unit, stretch.times, stretch.length, stretch.length / total, stretch.start)
 
 
-def _of_words(words: Sequence[str], limits: Text) -> Iterator[Repeat]:
-    lengths = [len(word) for word in words]
-    total = sum(lengths)
-    for stretch in stretches(words, _LONGEST_WORDS, int(limits.repeat_times.value)):
+def _of_words(gaps: Sequence[str], words: Sequence[str], total: int, times: int) -> Iterator[Repeat]:
+    # Signs between words are as much said as the words are.
+    items = ["".join((gap + word).split()) for gap, word in zip(gaps, words, strict=True)]
+    lengths = [len(item) for item in items]
+    for stretch in stretches(items, _LONGEST_WORDS, times):
         length = sum(lengths[stretch.start : stretch.end])
-        unit = " ".join(words[stretch.start : stretch.start + stretch.period])
-        last = stretch.end == len(words)
-        yield Repeat(unit, stretch.times, length, length / total, sum(lengths[: stretch.start]), last)
+        once = range(stretch.start, stretch.start + stretch.period)
+        unit = " ".join("".join(gaps[n] + words[n] for n in once).split())
+        yield Repeat(unit, stretch.times, length, length / total, sum(lengths[: stretch.start]))
 
 
-def _too_much(found: Repeat, limits: Text, *, cut: bool) -> bool:
+def _too_much(found: Repeat, limits: Text) -> bool:
     if layout.is_data(found.unit):
         mostly = found.times >= limits.data_times.value and found.share > limits.repeat_share.value
         return mostly or found.length > limits.data_length.value
     if found.share > limits.repeat_share.value:
         return True
-    # A refrain comes to an end; what only the budget ended does not.
-    enough = found.times >= limits.repeat_anywhere.value or (cut and found.last)
-    return enough and found.length > limits.repeat_length.value
+    return found.times >= limits.repeat_anywhere.value and found.length > limits.repeat_length.value
 
 
-def _distinct(dense: str, window: int) -> float | None:
-    """Looked for among letters alone: digits and signs have their own small alphabets."""
-    letters = [c for c in dense if c.isalpha()]
-    # Where letters are few, what stands between two of them is no window of a text.
-    if len(letters) * 2 < len(dense):
-        return None
-    fewest = fewest_distinct(letters, window)
-    return None if fewest is None else fewest / window
+def _distinct(gaps: Sequence[str], words: Sequence[str], window: int) -> float | None:
+    """Looked for among letters of words that follow each other: numbers, lists and code have small alphabets."""
+    rows: list[list[str]] = []
+    for gap, word in zip(gaps, words, strict=True):
+        if gap.strip() or not rows:
+            rows.append([])
+        rows[-1] += filter(str.isalpha, word)
+    fewest = [found for row in rows if (found := fewest_distinct(row, window)) is not None]
+    return min(fewest) / window if fewest else None
 
 
 def _ngrams(gaps: Sequence[str], words: Sequence[str], window: int) -> float | None:
@@ -206,7 +205,7 @@ def _is_salad(found: Salad, limits: Text) -> bool:
         return True
     return (
         len(found.scripts) > limits.scripts.value
-        and found.changes > limits.scripts.value + 1
+        and found.spread > limits.scripts.value
         and found.rate > limits.script_changes.value
     )
 

@@ -7,6 +7,7 @@ the script from one word to the next with nothing but a space in between, again 
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,8 @@ class Salad:
     scripts: tuple[str, ...]
     changes: int
     """Changes of script between neighbours with nothing but spaces, or nothing, in between."""
+    spread: int
+    """Changes that are not between the two scripts that change most often."""
     words: int
     mixed: int
     """Changes between two alphabets inside a word."""
@@ -71,28 +74,45 @@ def script(character: str) -> str | None:
     return first if first in _SCRIPTS else None
 
 
+@lru_cache(maxsize=8192)
+def _major(character: str) -> str:
+    """First letter of a character's category: L for a letter, M for a mark on one."""
+    return unicodedata.category(character)[0]
+
+
 def salads(said: str, window: int) -> tuple[Salad, ...]:
-    """The stretches of `window` words each (one if there are fewer), half of one shared with the next."""
-    words = _words(said)
-    if len(words) < 2:
-        return ()
-    last = max(0, len(words) - window)
-    starts = sorted({*range(0, last, max(1, window // 2)), last})
-    return tuple(_salad(words[start : start + window]) for start in starts)
+    """The stretches of `window` words of each line (one if there are fewer), half of one shared with the next."""
+    found, before = [], 0
+    for line in said.split("\n"):
+        # Nothing to change to in ASCII.
+        words = [] if line.isascii() else _words(line, before)
+        if len(words) > 1:
+            last = max(0, len(words) - window)
+            starts = sorted({*range(0, last, max(1, window // 2)), last})
+            found += [_salad(words[start : start + window]) for start in starts]
+        before += len(line) + 1
+    return tuple(found)
 
 
 def _salad(words: Sequence[_Word]) -> Salad:
-    changes = mixed = 0
+    pairs: Counter[frozenset[str]] = Counter()
+    mixed = 0
     for before, word in pairwise(words):
         if before.script != word.script and word.gap != "other":
-            changes += 1
+            pairs[frozenset((before.script, word.script))] += 1
             alphabets = before.script in _PURE and word.script in _PURE
             mixed += word.gap == "none" and alphabets and min(before.letters, word.letters) > 1
-    found = tuple(sorted({word.script for word in words}))
-    return Salad(start=words[0].start, scripts=found, changes=changes, words=len(words), mixed=mixed)
+    return Salad(
+        start=words[0].start,
+        scripts=tuple(sorted({word.script for word in words})),
+        changes=pairs.total(),
+        spread=pairs.total() - max(pairs.values(), default=0),
+        words=len(words),
+        mixed=mixed,
+    )
 
 
-def _words(said: str) -> list[_Word]:
+def _words(line: str, offset: int) -> list[_Word]:
     """Stretches of letters of one script. Single letters that may be a formula are left out."""
     words: list[_Word] = []
     start, current, letters, gap = 0, "", 0, "other"
@@ -104,18 +124,18 @@ def _words(said: str) -> list[_Word]:
         if letters == 1 and current in _FORMULA:
             gap = "other"
         else:
-            words.append(_Word(start, current, letters, gap))
+            words.append(_Word(offset + start, current, letters, gap))
             gap = "none"
         current = ""
 
-    for here, character in enumerate(said):
+    for here, character in enumerate(line):
         found = script(character)
-        if found is not None and unicodedata.category(character)[0] == "L":
+        if found is not None and _major(character) == "L":
             if found != current:
                 end()
                 start, current, letters = here, found, 0
             letters += 1
-        elif unicodedata.category(character)[0] == "M" or character in "\u200c\u200d":
+        elif _major(character) == "M" or character in "\u200c\u200d":
             continue
         else:
             end()
