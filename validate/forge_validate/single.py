@@ -9,7 +9,7 @@ from typing import Any, Literal
 from forge_validate import reply
 from forge_validate.checks import finite
 from forge_validate.checks.result import quoted
-from forge_validate.checks.tokens import garbage, tags, texts
+from forge_validate.checks.tokens import asked_text, garbage, tags, texts
 from forge_validate.exchange import Exchange
 from forge_validate.policy import Text
 from forge_validate.reply import Reply
@@ -89,7 +89,7 @@ def _reply(said: Reply, exchange: Exchange, sent: Mapping[str, Any], limits: Tex
         return "numbers", why
     if said.completion_tokens == 0 and not said.said and not said.tool_calls:
         return "no-answer", f"not one token, finish reason {said.finish}"
-    if (bad := garbage(said, limits, prompt=_prompt(sent))) is not None:
+    if (bad := garbage(said, limits, prompt=asked_text(sent))) is not None:
         place, why = bad
         shown = said.said.get(place, "")
         return "garbage", why + (f" - {quoted(shown, 72)}" if shown else "")
@@ -172,24 +172,6 @@ def _is_chat(exchange: Exchange) -> bool:
     if isinstance(body, dict) and isinstance(body.get("choices"), list):
         return any(isinstance(choice, dict) and "message" in choice for choice in body["choices"])
     return exchange.request.path.rstrip("/").endswith("/chat/completions")
-
-
-def _prompt(sent: Mapping[str, Any]) -> str:
-    """All that was asked, as one text; a repetition that stands there may stand in the reply."""
-    return "\n".join(_strings([sent.get(name) for name in ("messages", "prompt", "text", "tools")]))
-
-
-def _strings(value: Any) -> list[str]:
-    found, waiting = [], [value]
-    while waiting:
-        here = waiting.pop()
-        if isinstance(here, str):
-            found.append(here)
-        elif isinstance(here, dict):
-            waiting += here.values()
-        elif isinstance(here, list):
-            waiting += here
-    return found
 
 
 def _tool_names(sent: Mapping[str, Any]) -> tuple[str, ...]:

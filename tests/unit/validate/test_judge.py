@@ -164,6 +164,21 @@ def test_each_kind_of_wrong_is_named(
     assert check in verdict.failing and f": {check}: " in verdict.cause
 
 
+def test_logprobs_are_judged_wherever_there_are_some(smoke: tuple[Suite, Answers], rules: Policy) -> None:
+    judged, exchanges = bench(smoke, rules, "SmolLM2-135M-Instruct"), recorded()
+    case = next(case for case in smoke[0].cases if case.name == "known-answer")
+    broken = chat("The capital of France is Paris.", logprobs=[-0.1, None])
+    results = judged.judge_case(case, exchanges | {"known-answer": broken})
+    assert {r.check: r.outcome for r in results}["known-answer/finite"] == "failed"
+    assert decide(results, rules).kind == "numbers"
+    # an error that speaks of NaN is one too, whatever was asked
+    told = {"message": "Out of range float values are not JSON compliant: nan"}
+    failed = broken.model_copy(update={"status": 500, "response": told})
+    assert decide(judged.judge_case(case, exchanges | {"known-answer": failed}), rules).kind == "numbers"
+    other = failed.model_copy(update={"response": {"message": "out of memory"}})
+    assert decide(judged.judge_case(case, exchanges | {"known-answer": other}), rules).kind == "no-answer"
+
+
 def test_numbers_explain_more_than_a_template(rules: Policy) -> None:
     def failed(check: str) -> CheckResult:
         return CheckResult(check=check, outcome="failed", explanation="x")

@@ -241,7 +241,7 @@ def test_translations_are_no_salad_and_salad_is() -> None:
 @example("\ud800")
 @example("a" * 3000)
 @example("[" * 3000)
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_no_text_is_too_strange_to_look_at(said: str) -> None:
     for cut in (False, True):
         found = measure(said, LIMITS, cut=cut)
@@ -250,7 +250,7 @@ def test_no_text_is_too_strange_to_look_at(said: str) -> None:
 
 
 @given(st.lists(st.sampled_from(PARAGRAPHS), min_size=1, max_size=5, unique=True), st.sampled_from(["\n\n", "\n", " "]))
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_clean_parts_make_a_clean_whole(parts: list[str], between: str) -> None:
     if between == " ":
         # Two languages in one line are what salad is made of, and two tables are neither text nor table.
@@ -260,10 +260,10 @@ def test_clean_parts_make_a_clean_whole(parts: list[str], between: str) -> None:
 
 @given(
     st.lists(st.sampled_from(PARAGRAPHS), max_size=3, unique=True),
-    st.text("abcdefghijklmnopqrstuvwxyzABCDEFéßжщאبहไ中文語한!?/$%&@", min_size=1, max_size=12),
+    st.text("abcdefghijklmnopqrstuvwxyzABCDEFéßжщאبहไ中文語한!?/$&@", min_size=1, max_size=12),
     st.sampled_from(["", " ", "\n"]),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_unit_over_and_over_is_garbage_after_any_good_start(start: list[str], unit: str, between: str) -> None:
     said = between.join([unit] * (48 // len(unit) + 10))
     assert why(said) is not None

@@ -12,6 +12,8 @@ from forge_validate.exchange import Exchange
 from forge_validate.reply import Reply
 
 # What servers say when they cannot write a NaN as JSON: `Out of range float values are not JSON compliant: nan`.
+_VLLM_MINUS_INFINITY = -9999.0
+"""vLLM writes this for minus infinity: no token with it can have been chosen, unless a grammar forced it."""
 _NAN = re.compile(r"(?i)\bnan\b|not JSON compliant|out of range float")
 
 
@@ -33,11 +35,16 @@ def finite(evidence: Evidence) -> CheckResult:
 
 def complain(said: Reply, exchange: Exchange) -> str | None:
     """What is wrong with the logprobs of a reply; none if nothing is, or if there are none."""
-    wrong = [value for value in said.logprobs or () if value is None or not math.isfinite(value) or value > 1e-6]
-    if wrong:
-        return f"{len(wrong)} of {len(said.logprobs or ())} logprobs are no log of a probability, the first is {_told(wrong[0])}"
     # A grammar forbids tokens by minus infinity, which is null in JSON like NaN.
     bound = is_bound(exchange.request.body)
+    lowest = -math.inf if bound else _VLLM_MINUS_INFINITY
+    wrong = [
+        value
+        for value in said.logprobs or ()
+        if value is None or not math.isfinite(value) or not lowest < value <= 1e-6
+    ]
+    if wrong:
+        return f"{len(wrong)} of {len(said.logprobs or ())} logprobs are no log of a probability, the first is {_told(wrong[0])}"
     others = [
         value
         for value in said.alternatives

@@ -15,6 +15,7 @@ from typing import Any
 from forge_validate import reply
 from forge_validate.checks.result import CheckResult, Evidence
 from forge_validate.checks.tokens.measures import Measures, complain, complain_of_tokens, measure
+from forge_validate.checks.tokens.prompt import asked_text
 from forge_validate.policy import Text
 from forge_validate.reply import Reply
 
@@ -31,7 +32,8 @@ def text(evidence: Evidence) -> CheckResult:
     except reply.NotAReply as error:
         return evidence.no_reply(error)
     asked = _asked(said, evidence)
-    if (found := garbage(said, evidence.policy.text, asked=asked)) is not None:
+    prompt = asked_text(evidence.exchange.request.body)
+    if (found := garbage(said, evidence.policy.text, asked=asked, prompt=prompt)) is not None:
         place, why = found
         shown = said.said.get(place, said.content)
         return evidence.failed(why, value=place if shown else 0, answer=shown)
@@ -126,4 +128,4 @@ def _stands_in(prompt: str, unit: str, limits: Text) -> bool:
     return bool(unit) and "".join(unit.split()) * times in dense
 
 
-__all__ = ["LEAK", "Measures", "complain", "complain_of_tokens", "garbage", "measure", "text", "texts"]
+__all__ = ["LEAK", "Measures", "asked_text", "complain", "complain_of_tokens", "garbage", "measure", "text", "texts"]

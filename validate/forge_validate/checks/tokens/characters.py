@@ -91,10 +91,11 @@ def _has_work(said: str, here: int) -> bool:
             unicodedata.category(before) in ("So", "Sm", "Sk", "Po", "Pd", "No", "Nd", "Lo", "Cn") or before == "\u2139"
         )
     if character == _ZWJ:
-        return script(before) in _JOINING or _pictures(said, here)
-    if character in (_ZWNJ, _ZWSP):
-        near = said[max(0, here - 2) : here + 3]
-        return any(script(c) in (_JOINING if character == _ZWNJ else _UNSPACED) for c in near)
+        return _near(said, here, _JOINING) or _pictures(said, here)
+    if character == _ZWNJ:
+        return _near(said, here, _JOINING)
+    if character == _ZWSP:
+        return _near(said, here, _UNSPACED)
     if character == _SOFT_HYPHEN:
         return before.isalpha() and after.isalpha()
     if character == _MONGOLIAN_SEPARATOR:
@@ -102,6 +103,11 @@ def _has_work(said: str, here: int) -> bool:
     if "\U000e0020" <= character <= "\U000e007f":
         return _BLACK_FLAG in said[max(0, here - 8) : here]
     return False
+
+
+def _near(said: str, here: int, scripts: frozenset[str]) -> bool:
+    """Whether a letter or mark of these scripts is near: a sign or a space may stand in between."""
+    return any(script(c) in scripts for c in said[max(0, here - 3) : here + 4])
 
 
 def _pictures(said: str, here: int) -> bool:

@@ -20,8 +20,8 @@ _OPAQUE = re.compile(
 _BASES = re.compile(r"[ACGTU]{12,}|[acgtu]{12,}")
 # One followed by zeros is a number; ten to the fortieth is more than anyone counts.
 _POWERS = re.compile(r"(?<![0-9])([0-9]*[1-9])0{4,40}(?![0-9])")
-# Cells of a table, texts of a list, hex numbers, elements of HTML.
-_DATA = re.compile(r"""["'],|\||0[xX][0-9A-Fa-f]|</[A-Za-z]""")
+# Cells of a table, texts of a list, hex numbers, elements of HTML, places of a format string.
+_DATA = re.compile(r"""["'],|\||0[xX][0-9A-Fa-f]|</[A-Za-z]|%[sd]""")
 _LITERALS = re.compile(r"(?:true|false|null|none|nan|yes|no|ok)+")
 
 
