@@ -34,7 +34,7 @@ class Text(Frozen):
     data_times: Threshold
     """`repeat_times` for numbers, literals, cells of a table, and for tokens."""
     data_length: Threshold
-    """Longest repetition of those, wherever it stands."""
+    """Longest repetition of those that has `data_times` or more, wherever it stands."""
     rule_length: Threshold
     """Longest line of separators, in characters."""
     blank_length: Threshold

@@ -7,6 +7,7 @@ a list of numbers, a sequence of bases: letters without words, where chance and 
 from __future__ import annotations
 
 import re
+import zlib
 
 from forge_validate.checks.tokens.repetition import stretches
 
@@ -76,5 +77,5 @@ def _opaque(found: re.Match[str]) -> str:
         return found[0]
     if any(stretch.length * 2 > len(word) for stretch in stretches(word, 24, 4)):
         return found[0]
-    # Its ends stay: what stands between such words must not look as if it stood alone.
-    return f" {word[:6]}{word[-6:]} "
+    # Something of its own stays: what stands between such words must not look as if it stood alone.
+    return f" {zlib.crc32(word.encode(errors='surrogatepass')):x} "

@@ -163,8 +163,8 @@ def _of_words(gaps: Sequence[str], words: Sequence[str], total: int, times: int)
 
 def _too_much(found: Repeat, limits: Text) -> bool:
     if layout.is_data(found.unit):
-        mostly = found.times >= limits.data_times.value and found.share > limits.repeat_share.value
-        return mostly or found.length > limits.data_length.value
+        too_long = found.share > limits.repeat_share.value or found.length > limits.data_length.value
+        return found.times >= limits.data_times.value and too_long
     if found.share > limits.repeat_share.value:
         return True
     return found.times >= limits.repeat_anywhere.value and found.length > limits.repeat_length.value
