@@ -20,7 +20,7 @@ from .conftest import WIRE, chat
 LIMITS = policy.load("rehearsal").text
 SMOKE = WIRE.parent / "exchanges" / "smoke"
 
-# Why: docs of the samples in `facts`; a reply without <think> goes whole into the reasoning while thinking is on, a schema is not
+# A reply without <think> goes whole into the reasoning while thinking is on, a schema is not
 # enforced until thinking has ended, an unknown model is answered by SGLang and refused by vLLM.
 SAMPLES = {
     "sglang-0.5.23/chat_bad_temperature": "refused",

@@ -199,6 +199,7 @@ def test_repetition_that_was_asked_for() -> None:
     assert garbage(said, LIMITS, asked={"content"}) is None
     assert garbage(said, LIMITS, prompt="Say it as often as I do: knock knock knock knock knock") is None
     assert garbage(said, LIMITS, prompt="Say knock forty times") is not None
+    assert garbage(Reply("m", "!" * 40, "", "stop"), LIMITS, prompt="Answer me!!!!") is not None
     # Asked for or not, broken characters are broken.
     assert garbage(Reply("m", "knock \x00" * 40, "", "stop"), LIMITS, asked={"content"}) is not None
 

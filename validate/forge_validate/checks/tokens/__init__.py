@@ -8,6 +8,7 @@ token on, or after a good start.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -123,9 +124,10 @@ def _inside(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _stands_in(prompt: str, unit: str, limits: Text) -> bool:
-    """Whether the prompt repeats this unit itself."""
-    dense, times = "".join(prompt.split()), int(limits.repeat_times.value)
-    return bool(unit) and "".join(unit.split()) * times in dense
+    """Whether the prompt repeats this unit itself, long enough to be no accident: a few `----` stand in many prompts."""
+    said = "".join(unit.split())
+    times = max(limits.repeat_times.value, limits.repeat_length.value / max(1, len(said)))
+    return bool(said) and said * math.ceil(times) in "".join(prompt.split())
 
 
 __all__ = ["LEAK", "Measures", "asked_text", "complain", "complain_of_tokens", "garbage", "measure", "text", "texts"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge_validate.checks.result import quoted
 from forge_validate.checks.tokens import layout
@@ -77,12 +77,8 @@ def measure(said: str, limits: Text, *, cut: bool = False, repeats: bool = False
         return found
     plain = layout.flowing(said, int(limits.rule_length.value))
     gaps, words = _words(plain)
-    return Measures(
-        characters=found.characters,
-        strange=found.strange,
-        special=found.special,
-        blank=found.blank,
-        salad=found.salad,
+    return replace(
+        found,
         repeat=_repeat(plain, gaps, words, len(dense), limits),
         distinct_ratio=_distinct(gaps, words, int(limits.distinct_window.value)),
         ngram_share=_ngrams(gaps, words, int(limits.ngram_window.value)),
