@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
-from forge_validate import receipt, recorded
+from forge_validate import offline, receipt, recorded
 from forge_validate.pipeline import Wish, known_profile, validate
 
 
@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     verb.add_argument("--record", metavar="FILE", type=Path, help="the build record (default work/PROFILE)")
     verb.add_argument("--no-promote", action="store_true", help="judge, but move no tag")
-    verb = parser.verb("judge", _judge, "judge recorded exchanges again; no server, no tag")
+    verb = parser.verb(
+        "judge", _judge, "judge recorded exchanges: each by itself, or with --profile as the suite of a profile"
+    )
     verb.add_argument("exchanges", metavar="FILE", nargs="+", type=Path, help="exchanges, or folders of them")
     verb = parser.verb("promote", _promote, "move the tag that a receipt allows, without another look at the server")
     verb.add_argument("receipt", metavar="RECEIPT", type=Path, help="results.json of a passed validation")
@@ -47,6 +49,11 @@ def _validate(options: argparse.Namespace, console: Console) -> int:
 
 
 def _judge(options: argparse.Namespace, console: Console) -> int:
+    if options.profile is None:
+        judged = offline.judge(options.exchanges, console)
+        if options.json:
+            sys.stdout.write(offline.dumps(judged))
+        return offline.exit_code(judged)
     found = recorded.judge(known_profile(options.profile), options.exchanges, console)
     if options.json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")

@@ -13,6 +13,8 @@ from typing import Literal
 
 from forge_core.model import Frozen
 from forge_validate.checks import CheckResult
+from forge_validate.checks.result import NO_REPLY
+from forge_validate.checks.tokens import LEAK
 
 Kind = Literal[
     "kernels", "wrong-server", "numbers", "tokenizer", "template", "garbage", "budget", "parser", "answers", "no-answer"
@@ -38,7 +40,17 @@ class _Rule:
 
 
 def _failed(*checks: str) -> Callable[[CheckResult], bool]:
-    return lambda result: result.outcome == "failed" and result.check.partition("/")[2] in checks
+    return lambda result: (
+        result.outcome == "failed" and result.check.partition("/")[2] in checks and result.value != NO_REPLY
+    )
+
+
+def _leaks(result: CheckResult) -> bool:
+    return _failed("text")(result) and result.value == LEAK
+
+
+def _unanswered(result: CheckResult) -> bool:
+    return result.outcome == "unmeasured" or (result.outcome == "failed" and result.value == NO_REPLY)
 
 
 def _out_of_budget(result: CheckResult) -> bool:
@@ -88,7 +100,7 @@ _RULES = (
     ),
     _Rule(
         "garbage",
-        _failed("text"),
+        lambda result: _failed("text")(result) and not _leaks(result),
         "the model says garbage, with finite numbers",
         "suspect kernels, weights or scales: try another backend in the serving, compare the model's sha256",
     ),
@@ -100,19 +112,19 @@ _RULES = (
     ),
     _Rule(
         "parser",
-        _failed("thinking", "tool-call", "same"),
+        lambda result: _failed("thinking", "tool-call", "same")(result) or _leaks(result),
         "the answer is not where it belongs",
         "compare --reasoning-parser and --tool-call-parser with what the model's template writes",
     ),
     _Rule(
         "answers",
-        lambda result: result.outcome == "failed",
+        lambda result: result.outcome == "failed" and not _unanswered(result),
         "the model speaks, and its answer is wrong",
         "weights, number formats or scales differ from those of the known answers: compare the exchange",
     ),
     _Rule(
         "no-answer",
-        lambda result: result.outcome == "unmeasured",
+        _unanswered,
         "the server gave no answer",
         "read the end of the server's log",
     ),

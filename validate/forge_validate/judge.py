@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forge_core.errors import UsageError
-from forge_validate.checks import CHECKS, CheckResult, Evidence
+from forge_validate import reply
+from forge_validate.checks import CHECKS, CheckResult, Evidence, finite
 from forge_validate.exchange import Exchange
 from forge_validate.policy import Policy
-from forge_validate.suite import Answers, Case, Suite
+from forge_validate.suite import GENERATES, Answers, Case, Suite
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Bench:
         exchange = recorded.get(case.name)
         question = self.answers.questions.get(case.question) if case.question else None
         results = []
-        for name in case.checks:
+        for name in (*case.checks, *_unasked(case, exchange)):
             label = f"{case.name}/{name}"
             if exchange is None or exchange.error is not None:
                 why = "was not asked" if exchange is None else exchange.error
@@ -53,3 +54,14 @@ class Bench:
             evidence = Evidence(label, case, exchange, question, self.served, self.policy, self.flags, recorded)
             results.append(CHECKS[name](evidence))
         return tuple(results)
+
+
+def _unasked(case: Case, exchange: Exchange | None) -> tuple[str, ...]:
+    """Checks that every exchange gets, named or not: logprobs are finite wherever there are some."""
+    if "finite" in case.checks or exchange is None or exchange.error is not None or case.endpoint not in GENERATES:
+        return ()
+    try:
+        told = reply.read(exchange).logprobs is not None
+    except reply.NotAReply:
+        told = finite.broken_numbers(exchange) is not None
+    return ("finite",) if told else ()

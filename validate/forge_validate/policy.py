@@ -25,18 +25,38 @@ class Text(Frozen):
 
     repeat_times: Threshold
     """A unit said at least this often in a row is a repetition."""
-    repeat_length: Threshold
-    """Longest repetition allowed, in characters, white space not counted."""
     repeat_share: Threshold
     """Largest share of a text that one repetition may be."""
+    repeat_length: Threshold
+    """Longest repetition allowed that has `repeat_anywhere` times or more, in characters, white space not counted."""
+    repeat_anywhere: Threshold
+    """Fewer times than this are a refrain, however long."""
+    data_times: Threshold
+    """`repeat_times` for numbers, literals, cells of a table, and for tokens."""
+    data_length: Threshold
+    """Longest repetition of those that has `data_times` or more, wherever it stands."""
+    rule_length: Threshold
+    """Longest line of separators, in characters."""
+    blank_length: Threshold
+    """Longest run of white space."""
     distinct_window: Threshold
-    """Characters per window in which distinct characters are counted, white space not counted."""
+    """Letters per window in which distinct letters are counted."""
     distinct_ratio: Threshold
-    """Smallest share of distinct characters in any full window."""
+    """Smallest share of distinct letters in any full window."""
+    ngram_window: Threshold
+    """Words per window in which repeated n-grams of three are counted."""
+    ngram_share: Threshold
+    """Largest share of repeated n-grams in any full window of flowing words."""
     strange_characters: Threshold
-    """Control, private, unassigned and replacement characters allowed."""
+    """Control, private, unassigned and replacement characters allowed, and format characters out of place."""
     scripts: Threshold
-    """Largest number of writing systems in one text."""
+    """Writing systems that may change freely from word to word."""
+    script_window: Threshold
+    """Words per window in which such changes are counted."""
+    script_changes: Threshold
+    """Changes per gap between words that more than `scripts` writing systems may have."""
+    mixed_words: Threshold
+    """Changes of the alphabet inside a word allowed in one window."""
 
 
 class Optional(Frozen):

@@ -17,7 +17,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 Endpoint = Literal["models", "model-info", "server-info", "tokenize", "completion", "chat"]
 
-_GENERATES = ("completion", "chat")
+GENERATES = ("completion", "chat")
+"""Endpoints at which a model speaks."""
 
 
 class Case(Frozen):
@@ -44,7 +45,7 @@ class Case(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.endpoint in _GENERATES:
+        if self.endpoint in GENERATES:
             if self.question is None or self.max_tokens is None:
                 raise ValueError(f"{self.name}: `{self.endpoint}` needs `question` and `max_tokens`")
         elif self.endpoint == "tokenize":
@@ -132,6 +133,8 @@ class Question(Frozen):
     """What the reasoning must be when the content is empty; none: the content must not be empty."""
     call: Call | None = None
     """The one call the model makes."""
+    repeats: bool = False
+    """The answer repeats itself because it is asked to."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -140,6 +143,11 @@ class Question(Frozen):
         if self.tools and not self.messages:
             raise ValueError("`tools` belong to `messages`")
         return self
+
+    def is_known(self, content: str) -> bool:
+        """Whether this content is a known answer word for word. A pattern does not count: it may leave the end open."""
+        known = self.content.exactly if self.content else ()
+        return normalised(content) in {normalised(text) for text in known}
 
 
 class Answers(Frozen):

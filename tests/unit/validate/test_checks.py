@@ -9,6 +9,7 @@ from forge_validate import exchange, reply
 from forge_validate.checks import CHECKS, Evidence
 from forge_validate.checks.result import CheckResult
 from forge_validate.checks.tokens import complain, measure
+from forge_validate.diagnose import diagnose
 from forge_validate.exchange import Exchange, Request
 from forge_validate.policy import Policy
 from forge_validate.suite import Call, Case, Expected, Question, normalised
@@ -147,6 +148,50 @@ def test_an_exhausted_budget_is_told_apart_from_a_wrong_parser(rules: Policy) ->
     assert result.outcome == "failed" and "budget of 6 ran out" in result.explanation
 
 
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (chat("The capital of", finish="length"), "in the middle of the answer"),
+        (chat("", reasoning="The user asks", finish="length"), "before there was any content"),
+        (chat(None, reasoning="The user asks", finish="length", field="reasoning"), "before there was any content"),
+    ],
+)
+def test_a_truncated_answer_is_a_class_of_its_own(found: Exchange, why: str, rules: Policy) -> None:
+    result = run("known", found, rules)
+    assert (result.outcome, result.value) == ("failed", "length") and why in result.explanation
+    assert diagnose([result]) is not None and diagnose([result]).kind == "budget"  # type: ignore[union-attr]
+
+
+def test_a_known_answer_that_fills_its_budget_is_known(rules: Policy) -> None:
+    assert run("known", chat("The capital of France is Paris.", finish="length"), rules).outcome == "passed"
+
+
+def test_no_reply_is_no_answer_and_no_garbage(rules: Policy) -> None:
+    for check in ("text", "known", "thinking"):
+        result = run(check, chat("x", status=503), rules)
+        assert result.outcome == "failed" and "HTTP 503" in result.explanation
+        assert diagnose([result]).kind == "no-answer"  # type: ignore[union-attr]
+
+
+def test_a_leaking_token_is_the_parsers(rules: Policy) -> None:
+    assert diagnose([run("text", chat("It rains.<|im_end|>"), rules)]).kind == "parser"  # type: ignore[union-attr]
+    assert diagnose([run("text", chat("<|im_end|>" * 40), rules)]).kind == "garbage"  # type: ignore[union-attr]
+
+
+def test_repetition_that_the_question_asks_for(rules: Policy) -> None:
+    said = chat("knock " * 40)
+    assert run("text", said, rules).outcome == "failed"
+    assert run("text", said, rules, PARIS.model_copy(update={"repeats": True})).outcome == "passed"
+    known = PARIS.model_copy(update={"content": Expected(exactly=("knock " * 40,))})
+    assert run("text", said, rules, known).outcome == "passed"
+    # a pattern leaves its end open
+    assert (
+        run("text", said, rules, PARIS.model_copy(update={"content": Expected(pattern="knock.*")})).outcome == "failed"
+    )
+    # the known content says nothing for the reasoning
+    assert run("text", chat("knock " * 40, reasoning="!" * 40), rules, known).outcome == "failed"
+
+
 def test_no_known_answer_is_unmeasured(rules: Policy) -> None:
     question = PARIS.model_copy(update={"content": None})
     assert run("known", chat("x"), rules, question).outcome == "unmeasured"
@@ -171,6 +216,7 @@ def test_thinking_is_where_it_belongs(found: Exchange, thinking: bool, outcome: 
     ("logprobs", "outcome"),
     [
         ([-0.5, -2.0], "passed"),
+        ([-0.5, -9999.0], "failed"),
         ([-0.5, None], "failed"),
         ([float("nan")], "failed"),
         ([float("-inf")], "failed"),
@@ -289,6 +335,8 @@ GOOD = ("get_weather", '{"city":"Paris"}')
         (chat("", reasoning="<tool_call> x"), "is in the reasoning"),
         (chat("It is sunny."), "no call"),
         (chat("", finish="length"), "ran out before there was a call"),
+        (calling(("get_weather", '{"city": "Par'), finish="length"), "ran out in the middle of a call"),
+        (calling(("get_weather", '{"city": "<tool_call>"}')), "is in the arguments"),
         (chat("", status=500), "HTTP 500"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge_validate import reply
 from forge_validate.checks.result import CheckResult, Evidence
+from forge_validate.checks.tokens import tags
 
 
 def known(evidence: Evidence) -> CheckResult:
@@ -14,9 +15,17 @@ def known(evidence: Evidence) -> CheckResult:
     try:
         said = reply.read(evidence.exchange)
     except reply.NotAReply as error:
-        return evidence.failed(str(error))
+        return evidence.no_reply(error)
     if said.content.strip():
-        return _compare(evidence, "content", said.content, str(question.content), question.content.met_by(said.content))
+        met = question.content.met_by(said.content)
+        # Raw completions have no end of their own: there the budget cuts right answers and wrong ones alike.
+        if not met and said.finish == "length" and evidence.case.endpoint == "chat":
+            return evidence.failed(
+                f"the token budget of {evidence.budget} ran out in the middle of the answer",
+                value=said.finish,
+                answer=said.content,
+            )
+        return _compare(evidence, "content", said.content, str(question.content), met)
     if said.finish == "length":
         return evidence.failed(
             f"the token budget of {evidence.budget} ran out before there was any content",
@@ -40,10 +49,9 @@ def thinking(evidence: Evidence) -> CheckResult:
     try:
         said = reply.read(evidence.exchange)
     except reply.NotAReply as error:
-        return evidence.failed(str(error))
-    for tag in ("<think>", "</think>"):
-        if tag in said.content:
-            return evidence.failed(f"{tag} leaks into the content", answer=said.content)
+        return evidence.no_reply(error)
+    if (tag := tags.thinking(said.content)) is not None:
+        return evidence.failed(f"{tag} leaks into the content", answer=said.content)
     if evidence.case.thinking is False and said.reasoning.strip():
         return evidence.failed("thinking is switched off, yet there is reasoning", answer=said.reasoning)
     if evidence.case.thinking is not False and not said.reasoning.strip():

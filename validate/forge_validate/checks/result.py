@@ -9,9 +9,13 @@ from typing import Literal
 from forge_core.model import Frozen
 from forge_validate.exchange import Exchange
 from forge_validate.policy import Policy
+from forge_validate.reply import NotAReply
 from forge_validate.suite import Case, Question
 
 Outcome = Literal["passed", "warned", "failed", "unmeasured"]
+
+NO_REPLY = "no reply"
+"""Value of a result that had no reply to judge."""
 
 
 class CheckResult(Frozen):
@@ -56,6 +60,10 @@ class Evidence:
     def failed(self, explanation: str, *, value: str | float | None = None, answer: str | None = None) -> CheckResult:
         """A fail."""
         return self._result("failed", explanation, value, answer)
+
+    def no_reply(self, error: NotAReply) -> CheckResult:
+        """A fail for want of a reply: an HTTP error, a stream that broke off."""
+        return self._result("failed", str(error), NO_REPLY, None)
 
     def unmeasured(self, explanation: str) -> CheckResult:
         """No result: the case was not asked, timed out or crashed."""

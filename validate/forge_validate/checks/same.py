@@ -18,7 +18,7 @@ def same(evidence: Evidence) -> CheckResult:
     try:
         here, there = reply.read(evidence.exchange), reply.read(other)
     except reply.NotAReply as error:
-        return evidence.failed(str(error))
+        return evidence.no_reply(error)
     theirs = _compared(there)
     for name, mine in _compared(here).items():
         if mine != theirs[name]:

@@ -29,7 +29,7 @@ def prompt_tokens(evidence: Evidence) -> CheckResult:
     try:
         said = reply.read(evidence.exchange)
     except reply.NotAReply as error:
-        return evidence.failed(str(error))
+        return evidence.no_reply(error)
     if said.prompt_tokens is None:
         return evidence.failed("the reply does not say how long the prompt was")
     if said.prompt_tokens != known:

@@ -7,8 +7,7 @@ from typing import Any
 
 from forge_validate import reply
 from forge_validate.checks.result import CheckResult, Evidence
-
-_TAGS = ("<tool_call>", "</tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
+from forge_validate.checks.tokens import tags
 
 
 def tool_call(evidence: Evidence) -> CheckResult:
@@ -19,9 +18,9 @@ def tool_call(evidence: Evidence) -> CheckResult:
     try:
         said = reply.read(evidence.exchange)
     except reply.NotAReply as error:
-        return evidence.failed(str(error))
-    for place, text in said.said.items():
-        if (tag := next((tag for tag in _TAGS if tag in text), None)) is not None:
+        return evidence.no_reply(error)
+    for place, text in {**said.said, "arguments": "\n".join(call.arguments for call in said.tool_calls)}.items():
+        if (tag := tags.tools(text)) is not None:
             return evidence.failed(f"{tag} is in the {place}: the tool parser does not know it", answer=text)
     if not said.tool_calls:
         if said.finish == "length":
@@ -33,6 +32,10 @@ def tool_call(evidence: Evidence) -> CheckResult:
         return evidence.failed(f"{len(said.tool_calls)} calls, not one", value=len(said.tool_calls))
     call = said.tool_calls[0]
     shown = f"{call.name}({call.arguments})"
+    if said.finish == "length":
+        return evidence.failed(
+            f"the token budget of {evidence.budget} ran out in the middle of a call", value=said.finish, answer=shown
+        )
     if call.name != known.name:
         return evidence.failed(f"a call of {call.name!r}, not {known.name!r}", value=call.name, answer=shown)
     given = parsed(call.arguments)
