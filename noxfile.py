@@ -15,7 +15,7 @@ VERBS = {
     "engine": ("forge_core", "start a container engine and a staging registry where none answers"),
     "lock": ("forge_build", "resolve a manifest to versions and sha256"),
     "build": ("forge_build", "from locked inputs to an image in staging and its record"),
-    "validate": ("forge_validate", "boot the recorded image, judge its answers, move the tag on a pass"),
+    "validate": ("forge_validate", "judge a server by its answers; move the tag of a recorded image on a pass"),
 }
 PYTEST = ["python", "-m", "pytest", "--color=auto"]
 CHECKS = {

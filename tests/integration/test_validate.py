@@ -15,24 +15,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import Any
 
+import docker.errors
+import httpx
 import pytest
 from filelock import FileLock
 from pytest_httpserver import HTTPServer
 
 from forge_core import record, registry
 from forge_core.cli import project_root, work_folder
+from forge_core.console import Console
 from forge_core.engine import Engine, connect
 from forge_core.model import ImageRef, ModelRef
 from forge_core.record import BuildRecord
 from forge_validate import serving
 from forge_validate.__main__ import main
+from forge_validate.boot import boot
 from forge_validate.options import LABEL
 from forge_validate.serving import Limits, Phase, Serving
+from forge_validate.target import Recorded
+from forge_validate.target.pull import pull
 
 STANDIN = Path(__file__).parents[1] / "testdata" / "standin" / "standin.py"
 TAG_BEFORE = "before"
@@ -303,6 +309,66 @@ def test_two_at_once_are_refused(line: Line, capsys: pytest.CaptureFixture[str])
     assert "another validation" in capsys.readouterr().err
 
 
+# --- images without a record ------------------------------------------------------------------------------------------
+
+
+def run_as_root(engine: Engine, image: ImageRef, tag: str) -> ImageRef:
+    """The image as most are published: run by root, with a shell as its entry point; pushed under a tag."""
+    repository = f"{image.repository}-as-root"
+    made = engine.client.containers.create(str(image), command=["true"])
+    try:
+        made.commit(repository=repository, tag=tag, changes=["USER 0", 'ENTRYPOINT ["/bin/sh"]'])
+    finally:
+        made.remove(force=True)
+    told = list(engine.client.images.push(repository, tag=tag, stream=True, decode=True))
+    (digest,) = [line["aux"]["Digest"] for line in told if "aux" in line]
+    return ImageRef(repository=repository, digest=digest)
+
+
+@pytest.fixture
+def foreign(built: BuildRecord, engine: Engine) -> Iterator[ImageRef]:
+    tag = f"test-{token_hex(4)}"
+    found = run_as_root(engine, built.image, tag)
+    yield found
+    for name in (f"{found.repository}:{tag}", str(found)):
+        with suppress(docker.errors.ImageNotFound):
+            engine.client.images.remove(name, force=True)
+    address = f"http://{found.registry}/v2/{found.repository.partition('/')[2]}/manifests/{found.digest}"
+    assert httpx.delete(address, trust_env=False).status_code == 202
+
+
+def image_results(line: Line) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((line.work / "image" / "results.json").read_text())
+    return found
+
+
+def test_an_image_without_a_record_is_judged_and_never_promoted(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+    registry.tag(line.image, TAG_BEFORE, line.work / "tag.log")
+    line.serve("good")
+    (line.work / record.FILE_NAME).unlink()
+    before = line.release()
+    # By tag: what it names now is what is judged.
+    assert line.run("--image", f"{line.image.repository}:{TAG_BEFORE}") == 0
+    found = image_results(line)
+    assert (found["target"], found["record"], found["kind"]) == ("image", None, None)
+    assert found["subject"]["image"] == line.image.model_dump()
+    assert found["verdict"]["outcome"] == "passed" and "never promoted" in capsys.readouterr().err
+    assert line.release() == before and not list(line.work.rglob("promotion.json"))
+    assert main(["promote", str(line.work / "image" / "results.json")]) == 1
+    line.serve("garbage")
+    assert line.run("--image", str(line.image)) == 1
+    assert image_results(line)["verdict"]["kind"] == "numbers"
+
+
+def test_images_that_are_not_there(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+    line.serve("good")
+    assert line.run("--image", f"{line.image.repository}:no-such-tag") == 2
+    assert line.run("--image", f"{line.image.repository}@sha256:{'e' * 64}") == 2
+    assert line.run("--image", "127.0.0.1:1/x:1") == 3
+    assert line.run("--image", "127.0.0.1:1/x:1", "--record", "x") == 2
+    assert not (line.work / "image" / "results.json").exists()
+
+
 # --- the real server ------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +439,59 @@ def test_a_real_server_on_a_model_gone_wrong(
     err = capsys.readouterr().err
     assert f"verdict    failed ({kind})" in err and shown in err
     assert registry.digest_of(built.image.repository, "release") == before
+
+
+def test_a_real_image_that_was_not_made_for_this(elsewhere: Path, foreign: ImageRef) -> None:
+    """Run by nobody instead of root, with SGLang's own launcher instead of a shell: judged like a recorded one."""
+    assert main(["validate", "--profile", "rehearsal", "--image", str(foreign), "--model", str(elsewhere)]) == 0
+    found = json.loads((work_folder("rehearsal") / "image" / "results.json").read_text())
+    assert found["arguments"][:3] == ["python3", "-m", "sglang.launch_server"]
+    assert found["verdict"]["outcome"] == "passed" and found["deviations"] == []
+
+
+def test_a_real_server_at_an_address(
+    elsewhere: Path,
+    built: BuildRecord,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Asked twice: as any server, and as one that should run like the rehearsal. With its key, and without."""
+    plan = serving.load("rehearsal")
+    model = ModelRef.of_folder(plan.model, elsewhere)
+    log = work_folder("rehearsal") / "server.log"
+    pull(engine, recorded_target(built, model))
+    with boot(engine, str(built.image), plan, model, elsewhere, log=log, console=Console()) as server:
+        monkeypatch.setenv("ITS_KEY", str(server.api_key))
+        command = ["validate", "--url", server.url, "--api-key-env", "ITS_KEY"]
+        assert main(["validate", "--url", server.url]) == 3
+        assert "wants an API key" in capsys.readouterr().err
+        assert main(command) == 0
+        assert main([*command, "--profile", "rehearsal"]) == 0
+        assert main([*command, "--served", "other"]) == 2
+    for profile, checks in (("any", 10), ("rehearsal", 25)):
+        found = json.loads((work_folder(profile) / "url" / "results.json").read_text())
+        assert found["subject"]["software"] == "sglang 0.5.23" and found["subject"]["url"] == server.url
+        assert {r["outcome"] for r in found["results"] if r["check"] != "unknown-model/refused"} == {"passed"}
+        assert len(found["results"]) == checks and found["deviations"] == []
+        states = {one["name"]: one["state"] for one in found["offers"]}
+        # The rehearsal is started without --enable-cache-report; flush_cache was looked at, not called.
+        assert states.pop("cache-report") == "absent"
+        assert set(states.values()) == {"offered"}, found["offers"]
+    assert "GET /flush_cache" not in log.read_text() and "POST /flush_cache" not in log.read_text()
+
+
+def recorded_target(built: BuildRecord, model: ModelRef) -> Recorded:
+    return Recorded(
+        profile="rehearsal",
+        kind=built.kind,
+        record=built.sha256,
+        image=built.image,
+        image_config=built.image_config,
+        architectures=built.architectures,
+        model=model,
+        deviations=(),
+    )
 
 
 def test_a_real_server_without_weights_does_not_start(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:

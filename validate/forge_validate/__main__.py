@@ -10,13 +10,23 @@ from pathlib import Path
 from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
 from forge_validate import offline, receipt, recorded
+from forge_validate.bench import ANY
 from forge_validate.pipeline import Wish, known_profile, validate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns its exit code."""
-    parser = Parser("forge_validate", "boot the recorded image, judge its answers, move the tag on a pass")
-    verb = parser.verb("validate", _validate, "boot the recorded image, judge its answers, move the tag on a pass")
+    parser = Parser("forge_validate", "judge a server by its answers; move the tag of a recorded image on a pass")
+    verb = parser.verb("validate", _validate, "judge the recorded image (or --image, --url), move its tag on a pass")
+    other = verb.add_mutually_exclusive_group()
+    other.add_argument(
+        "--image", metavar="REF", help="boot and judge this SGLang image, by tag or digest; no tag moves"
+    )
+    other.add_argument("--url", metavar="URL", help="judge the OpenAI-compatible server at URL; nothing is started")
+    verb.add_argument("--served", metavar="NAME", help="the model to ask, where the server at URL serves several")
+    verb.add_argument("--api-key-env", metavar="VARIABLE", help="the variable that holds that server's API key")
+    verb.add_argument("--suite", metavar="NAME", help="ask this suite instead of the policy's; no tag moves")
+    verb.add_argument("--answers", metavar="MODEL", help="hold the server to what this model is known to say")
     verb.add_argument(
         "--model", metavar="FOLDER", type=Path, help="judge this model folder instead of the recorded one"
     )
@@ -34,9 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _validate(options: argparse.Namespace, console: Console) -> int:
     outcome = validate(
         Wish(
-            profile=known_profile(options.profile),
+            profile=options.profile or ANY if options.url else known_profile(options.profile),
             model=options.model,
             record=options.record,
+            image=options.image,
+            url=options.url,
+            served=options.served,
+            api_key_env=options.api_key_env,
+            suite=options.suite,
+            answers=options.answers,
             no_promote=options.no_promote,
             keep=options.keep,
             offline=options.offline,

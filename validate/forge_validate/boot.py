@@ -23,6 +23,7 @@ from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
 from forge_validate import caches, launch, options
 from forge_validate.follow import Follower
+from forge_validate.offers import Offers
 from forge_validate.phases import Watch
 from forge_validate.server import Server
 from forge_validate.serving import MODEL_MOUNT, Serving
@@ -75,7 +76,7 @@ def boot(
             url=url,
             served=serving.model,
             api_key=api_key,
-            offers=frozenset({"container", "log"}),
+            offers=Offers.certain(("container", "log"), "we started it"),
             container=name,
             log=log,
             phases=watch.taken,
@@ -94,7 +95,7 @@ def boot(
 def _create(
     engine: Engine, image: str, name: str, serving: Serving, identity: str, api_key: str | None, folder: Path
 ) -> Container:
-    digest = launch.unprivileged(engine, image)
+    digest = launch.unprivileged(engine, image, serving.user)
     try:
         caches.prepare(engine, image, serving, digest)
         chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=digest)

@@ -17,7 +17,17 @@ from forge_validate.checks.result import NO_REPLY
 from forge_validate.checks.tokens import LEAK
 
 Kind = Literal[
-    "kernels", "wrong-server", "numbers", "tokenizer", "template", "garbage", "budget", "parser", "answers", "no-answer"
+    "kernels",
+    "wrong-server",
+    "numbers",
+    "tokenizer",
+    "template",
+    "garbage",
+    "budget",
+    "parser",
+    "answers",
+    "no-answer",
+    "not-offered",
 ]
 
 
@@ -50,7 +60,9 @@ def _leaks(result: CheckResult) -> bool:
 
 
 def _unanswered(result: CheckResult) -> bool:
-    return result.outcome == "unmeasured" or (result.outcome == "failed" and result.value == NO_REPLY)
+    if result.outcome == "unmeasured":
+        return result.lacks is None
+    return result.outcome == "failed" and result.value == NO_REPLY
 
 
 def _out_of_budget(result: CheckResult) -> bool:
@@ -127,6 +139,12 @@ _RULES = (
         _unanswered,
         "the server gave no answer",
         "read the end of the server's log",
+    ),
+    _Rule(
+        "not-offered",
+        lambda result: result.outcome == "unmeasured",
+        "the server does not offer what a required check needs",
+        "start the server with it, or name the check with a reason in `waived` of the policy",
     ),
 )
 

@@ -21,7 +21,7 @@ _SECRET = re.compile(r"(?i)api_key$|password$|^authorization$")
 class Request(Frozen):
     """What was sent."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "OPTIONS"]
     path: str
     body: Any = None
     """The JSON body; none for a GET."""
@@ -31,6 +31,7 @@ class Exchange(Frozen):
     """One request and its response."""
 
     name: str
+    """Of the case; a path (`offers/metrics`) for what is asked beside the cases."""
     request: Request
     status: int | None
     """HTTP status; none when no response came."""
@@ -51,8 +52,8 @@ def masked(exchange: Exchange, secrets: Sequence[str] = ()) -> Exchange:
 
 
 def save(exchange: Exchange, folder: Path) -> Path:
-    """Write `folder/<name>.json` atomically; returns the path."""
-    path = folder / f"{exchange.name}.json"
+    """Write `folder/<name>.json` atomically, each `/` of the name as `__`; returns the path."""
+    path = folder / f"{exchange.name.replace('/', '__')}.json"
     write_text(path, json.dumps(exchange.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
     return path
 

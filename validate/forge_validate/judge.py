@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forge_core.errors import UsageError
 from forge_validate import reply
 from forge_validate.checks import CHECKS, CheckResult, Evidence, finite
 from forge_validate.exchange import Exchange
+from forge_validate.offers import UNSEEN, Offers
+from forge_validate.offers.see import see
 from forge_validate.policy import Policy
 from forge_validate.suite import GENERATES, Answers, Case, Suite
 
@@ -24,6 +26,8 @@ class Bench:
     """The name the server was told to serve the model under."""
     flags: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """What the serving wants the server to run with."""
+    offers: Offers = UNSEEN
+    """What the server offers; empty: `judge` reads it from the exchanges."""
 
     def __post_init__(self) -> None:
         """Raise UsageError for a check that no code stands behind."""
@@ -38,15 +42,21 @@ class Bench:
     def judge(self, exchanges: Iterable[Exchange]) -> tuple[CheckResult, ...]:
         """Every check of every case; a case without a response is unmeasured, never passed."""
         recorded = {exchange.name: exchange for exchange in exchanges}
-        return tuple(result for case in self.suite.cases for result in self.judge_case(case, recorded))
+        knowing = self if self.offers.seen else replace(self, offers=see(recorded))
+        return tuple(result for case in self.suite.cases for result in knowing.judge_case(case, recorded))
 
     def judge_case(self, case: Case, recorded: Mapping[str, Exchange]) -> tuple[CheckResult, ...]:
         """Every check of one case, from the exchanges so far, by case."""
         exchange = recorded.get(case.name)
         question = self.answers.questions.get(case.question) if case.question else None
+        lacks = self.offers.lacking(case.needs)
         results = []
         for name in (*case.checks, *_unasked(case, exchange)):
             label = f"{case.name}/{name}"
+            if lacks is not None:
+                told = self.offers.refusal(lacks)
+                results.append(CheckResult(check=label, outcome="unmeasured", explanation=told, lacks=lacks))
+                continue
             if exchange is None or exchange.error is not None:
                 why = "was not asked" if exchange is None else exchange.error
                 results.append(CheckResult(check=label, outcome="unmeasured", explanation=str(why)))

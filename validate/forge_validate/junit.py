@@ -11,7 +11,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from forge_core.files import write_text
 from forge_validate.checks import CheckResult
-from forge_validate.receipt import Receipt
+from forge_validate.receipt import Receipt, Subject
 
 FILE_NAME = "junit.xml"
 
@@ -63,17 +63,23 @@ def _properties(receipt: Receipt) -> Iterator[tuple[str, str]]:
         yield "kind of wrong", verdict.kind
     yield "cause", verdict.cause
     yield "next step", verdict.next_step
-    yield "profile", f"{receipt.profile} ({receipt.kind})"
-    yield "image", str(subject.image)
-    yield "image digest", subject.image.digest
+    yield "profile", f"{receipt.profile} ({receipt.kind})" if receipt.kind else receipt.profile
+    yield "target", receipt.target
     yield "model", subject.model
-    yield "model revision", subject.model_revision
-    yield "serving sha256", subject.serving
+    if isinstance(subject, Subject):
+        yield "image", str(subject.image)
+        yield "image digest", subject.image.digest
+        yield "model revision", subject.model_revision
+        yield "serving sha256", subject.serving
+    else:
+        yield "server", subject.url
+        yield "software", subject.software or "unknown"
     yield "suite sha256", subject.suite
     yield "answers sha256", subject.answers
     yield "policy sha256", subject.policy
     yield "receipt sha256", receipt.sha256
-    yield "build record sha256", receipt.record
+    if receipt.record is not None:
+        yield "build record sha256", receipt.record
     yield "finished", receipt.finished.isoformat()
     for deviation in receipt.deviations:
         yield f"deviation {deviation.kind}", f"{deviation.subject}: {deviation.detail}"
@@ -81,8 +87,9 @@ def _properties(receipt: Receipt) -> Iterator[tuple[str, str]]:
 
 def _verdict(receipt: Receipt) -> TestCase:
     verdict = receipt.verdict
-    lines = [verdict.cause, f"next step: {verdict.next_step}", f"image: {receipt.subject.image}"]
+    lines = [verdict.cause, f"next step: {verdict.next_step}", f"{_what(receipt)}: {receipt.subject.name}"]
     lines += [f"without a pass: {name}" for name in verdict.failing]
+    lines += [f"not measured, and waived: {name}" for name in verdict.waived]
     case = _testcase(receipt, "verdict")
     if verdict.outcome == "passed":
         case.system_out = _fit("\n".join(lines))
@@ -99,7 +106,8 @@ def _check(receipt: Receipt, result: CheckResult) -> TestCase:
     if result.outcome in ("passed", "warned"):
         case.system_out = _fit("\n".join([result.outcome, *lines]))
     elif result.check not in receipt.verdict.failing:
-        message = f"{result.outcome}, not required by the policy: {result.explanation}"
+        spared = "waived" if result.check in receipt.verdict.waived else "not required"
+        message = f"{result.outcome}, {spared} by the policy: {result.explanation}"
         _end(case, Skipped(_fit(message), result.outcome), lines)
     elif result.outcome == "failed":
         _end(case, Failure(_fit(result.explanation), result.outcome), lines)
@@ -115,6 +123,10 @@ def _absent(receipt: Receipt) -> Iterator[TestCase]:
             case = _testcase(receipt, name)
             _end(case, Error("no result", "absent"), ["required by the policy, and there is no result"])
             yield case
+
+
+def _what(receipt: Receipt) -> str:
+    return "image" if isinstance(receipt.subject, Subject) else "server"
 
 
 def _testcase(receipt: Receipt, name: str) -> TestCase:

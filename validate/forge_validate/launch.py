@@ -61,10 +61,10 @@ _EXCEPTION = re.compile(r"^(?:[\w ]+\] )?((?:\w+\.)*\w*(?:Error|Exception|Exit|I
 _KILLED = re.compile(r"(?i)(exit code: -9\b|\bSIGKILL\b|out of memory: killed|signal 9\b)")
 
 
-def unprivileged(engine: Engine, image: str) -> str:
-    """The id of an image that is not run by root; raises Refused for one that is."""
+def unprivileged(engine: Engine, image: str, user: str | None = None) -> str:
+    """The id of an image that is not run by root, by itself or by `user`; raises Refused for one that is."""
     found = engine.client.images.get(image)
-    user = str(found.attrs.get("Config", {}).get("User") or "")
+    user = user or str(found.attrs.get("Config", {}).get("User") or "")
     if user.partition(":")[0] in ("", "0", "root"):
         raise Refused(f"the image {image} runs as root", hint="give it a USER in the Dockerfile")
     return str(found.id)

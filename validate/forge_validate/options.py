@@ -67,6 +67,8 @@ def _contained(serving: Serving, name: str, mount: str, folder: Path, digest: st
         # `docker logs` must be able to read it back, whatever the engine's default driver is.
         "log_config": LogConfig(type="json-file", config={"max-size": "64m"}),
     }
+    if serving.user is not None:
+        chosen["user"] = serving.user
     if requests := _devices(serving):
         chosen["device_requests"] = requests
     return chosen

@@ -1,126 +1,85 @@
-"""The line of this side, once, in order: target, kernels, boot, probe, judge, verdict, receipt, promote."""
+"""The line of this side, once, in order: target, kernels, boot or attach, probe, judge, verdict, receipt, promote."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from forge_core import record as build_record
-from forge_core import registry
 from forge_core.cli import work_folder
 from forge_core.console import Console
-from forge_core.engine import connect
 from forge_core.errors import EnvironmentFailure, ExitCode, ForgeError, UsageError
-from forge_validate import data, gpu, junit, numeric, policy, report, serving, target, trial
+from forge_validate import attached, junit, policy, report
 from forge_validate import receipt as receipts
-from forge_validate.promote import FILE_NAME as PROMOTION
-from forge_validate.promote import Promotion, promote
-from forge_validate.receipt import Receipt, Subject, Timings
-from forge_validate.recorded import bench
-from forge_validate.verdict import decide
+from forge_validate.bench import known_profile
+from forge_validate.line import Outcome, Walked, Wish
+from forge_validate.receipt import Receipt, Timings
+from forge_validate.target import Recorded
+from forge_validate.verdict import decide, waivers
 
+__all__ = ["Outcome", "Wish", "known_profile", "validate"]
 
-@dataclass(frozen=True)
-class Wish:
-    """What the user asks for."""
-
-    profile: str
-    model: Path | None = None
-    record: Path | None = None
-    no_promote: bool = False
-    keep: bool = False
-    offline: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of it."""
-
-    receipt: Receipt
-    promotion: Promotion | None
-    exit_code: ExitCode
-
-
-def known_profile(name: str | None) -> str:
-    """The profile, if it has a serving and a policy; raises UsageError that names those that do."""
-    known = sorted(set(data.names("serving")) & set(data.names("policies")))
-    hint = f"profiles: {', '.join(known)}; e.g. `-- --profile rehearsal`"
-    if name is None:
-        raise UsageError("no --profile given", hint=hint)
-    if name not in known:
-        raise UsageError(f"no profile {name!r} with a serving and a policy", hint=hint)
-    return name
+_LEFT_OVER = (receipts.FILE_NAME, junit.FILE_NAME, "numeric.json", "promotion.json")
 
 
 def validate(wish: Wish, console: Console) -> Outcome:
-    """Walk the line; returns with exit code 0 or 1, raises ForgeError where no verdict could be reached."""
-    profile = known_profile(wish.profile)
-    work = work_folder(profile)
+    """Walk the line; returns with exit code 0 or 1, raises ForgeError where no verdict could be reached.
+
+    What has no record of ours leaves its results in a folder of its own (`work/P/url`, `work/P/image`).
+    """
+    known_profile(wish.profile, boots=wish.url is None)
+    if wish.url is None and (wish.served or wish.api_key_env):
+        raise UsageError("--served and --api-key-env go with --url", hint="leave them out")
+    home = work_folder(wish.profile)
+    work = home / "url" if wish.url else home / "image" if wish.image else home
+    work.mkdir(exist_ok=True)
     with _alone(work):
-        _clear(work)
-        judged = bench(profile)
-        rules, server_plan = judged.policy, serving.load(profile)
-        with console.step("target", profile) as step:
-            subject, folder = target.recorded(
-                wish.record or work / build_record.FILE_NAME,
-                profile=profile,
-                served=server_plan.model,
-                model=wish.model,
-                usual_model=work / "model",
-            )
-            _demand_offline(wish, subject)
-            gpus = gpu.chosen(server_plan.devices, gpu.inventory())
-            gpu.demand_fit(subject.architectures, gpus)
-            engine = connect(builds=False)
-            step.result(str(subject.image))
-        with console.step("pull", subject.image.registry) as step:
-            began = time.monotonic()
-            target.pull(engine, subject)
-            pulled = time.monotonic() - began
-            step.result(subject.image.digest)
-        tried = trial.run(
-            engine,
-            trial.Subject(str(subject.image), server_plan, subject.model, folder, gpus),
-            judged,
-            work,
-            console,
-            keep=wish.keep,
-        )
-        done = Receipt(
-            profile=profile,
-            kind=subject.kind,
-            finished=datetime.now(UTC),
-            forge_version=version("sm120-forge"),
-            target=subject.target,
-            record=subject.record,
-            subject=Subject(
-                image=subject.image,
-                model=subject.model.name,
-                model_revision=subject.model.revision,
-                serving=server_plan.content_sha256(),
-                suite=judged.suite.content_sha256(),
-                answers=judged.answers.content_sha256(),
-                policy=rules.content_sha256(),
-            ),
-            arguments=server_plan.arguments(),
-            engine=engine.version,
-            gpus=tuple(f"{one.name}, compute capability {one.capability}, {one.uuid}" for one in gpus),
-            resolved=tried.resolved,
-            deviations=subject.deviations,
-            results=tried.results,
-            verdict=decide(tried.results, rules),
-            timings=Timings(pull=round(pulled, 3), boot=tried.boot, probe=tried.probe, phases=tried.phases),
-        )
+        for name in _LEFT_OVER:
+            # What an earlier run left is no result of this one.
+            (work / name).unlink(missing_ok=True)
+        walked = _walk(wish, home, work, console)
+        done = _receipt(walked)
         receipts.save(done, work / receipts.FILE_NAME)
         junit.save(done, work / junit.FILE_NAME)
-        return _release(wish, done, rules, work, console)
+        return _release(wish, done, walked.bench.policy, work, console)
+
+
+def _walk(wish: Wish, home: Path, work: Path, console: Console) -> Walked:
+    if wish.url is not None:
+        return attached.walk(wish, wish.url, work, console)
+    # Here, not above: a server that runs already is judged without an engine, and without the code that speaks to one.
+    from forge_validate import booted
+
+    return booted.walk(wish, home, work, console)
+
+
+def _receipt(walked: Walked) -> Receipt:
+    target, tried, rules = walked.target, walked.tried, walked.bench.policy
+    verdict = decide(tried.results, rules)
+    if not isinstance(target, Recorded) and verdict.outcome == "passed":
+        verdict = verdict.model_copy(update={"next_step": "none: what has no build record of ours is never promoted"})
+    return Receipt(
+        profile=target.profile,
+        kind=target.kind if isinstance(target, Recorded) else None,
+        finished=datetime.now(UTC),
+        forge_version=version("sm120-forge"),
+        target=target.target,
+        record=target.record if isinstance(target, Recorded) else None,
+        subject=walked.subject,
+        arguments=walked.arguments,
+        engine=walked.engine,
+        gpus=walked.gpus,
+        resolved=tried.resolved,
+        offers=tried.offers.seen,
+        deviations=target.deviations + waivers(tried.results, rules),
+        results=tried.results,
+        verdict=verdict,
+        timings=Timings(pull=walked.pull, boot=tried.boot, probe=tried.probe, phases=tried.phases),
+    )
 
 
 def _release(wish: Wish, done: Receipt, rules: policy.Policy, work: Path, console: Console) -> Outcome:
@@ -128,11 +87,16 @@ def _release(wish: Wish, done: Receipt, rules: policy.Policy, work: Path, consol
     if done.verdict.outcome != "passed":
         report.show(console, done, rules, None, None)
         return Outcome(done, None, ExitCode.REFUSED)
-    if wish.no_promote:
-        report.show(console, done, rules, None, "--no-promote")
+    unasked = "--no-promote" if wish.no_promote else None
+    if done.target != "recorded":
+        unasked = "what has no build record of ours is never promoted"
+    if unasked is not None:
+        report.show(console, done, rules, None, unasked)
         return Outcome(done, None, ExitCode.PASSED)
+    from forge_validate.promote import FILE_NAME, promote
+
     try:
-        moved = promote(done, rules, log=work / "logs" / "promote.log", record=work / PROMOTION)
+        moved = promote(done, rules, log=work / "logs" / "promote.log", record=work / FILE_NAME)
     except ForgeError as error:
         report.show(console, done, rules, None, error.message)
         raise
@@ -140,20 +104,9 @@ def _release(wish: Wish, done: Receipt, rules: policy.Policy, work: Path, consol
     return Outcome(done, moved, ExitCode.PASSED)
 
 
-def _clear(work: Path) -> None:
-    """What an earlier run left is no result of this one."""
-    for name in (receipts.FILE_NAME, junit.FILE_NAME, numeric.FILE_NAME, PROMOTION):
-        (work / name).unlink(missing_ok=True)
-
-
-def _demand_offline(wish: Wish, subject: target.Recorded) -> None:
-    if wish.offline and not registry.is_loopback(subject.image.repository):
-        raise UsageError(f"--offline, but staging is {subject.image.registry}, which is not on this machine")
-
-
 @contextmanager
 def _alone(work: Path) -> Iterator[None]:
-    """One validation of a profile at a time: they would share logs, exchanges and the tag."""
+    """One validation in a folder at a time: they would share logs, exchanges and the tag."""
     lock = FileLock(work / "validate.lock", timeout=0)
     try:
         with lock:

@@ -67,7 +67,15 @@ class Optional(Frozen):
     reason: Annotated[str, StringConstraints(min_length=15)]
 
 
-class Waived(Frozen):
+class WaivedCheck(Frozen):
+    """Checks that may stay unmeasured, for example because a server does not offer what they need; a fail stays one."""
+
+    check: str
+    """Shell pattern over `case/check`."""
+    reason: Annotated[str, StringConstraints(min_length=15)]
+
+
+class Accepted(Frozen):
     """A deviation that promotion accepts."""
 
     kind: str
@@ -117,15 +125,22 @@ class Policy(Frozen):
     suite: str
     optional: tuple[Optional, ...] = ()
     """All other checks are required."""
+    waived: tuple[WaivedCheck, ...] = ()
+    """A verdict that needed one passes, says so, and is a deviation (`waived-check`)."""
     text: Text
     numeric: Numeric | None = None
     """None: no kernel is asked."""
-    accepts: tuple[Waived, ...] = ()
-    promotion: Promotion
+    accepts: tuple[Accepted, ...] = ()
+    promotion: Promotion | None = None
+    """None: nothing is ever promoted under this policy."""
 
     def requires(self, check: str) -> bool:
         """Whether a verdict fails without a pass of this `case/check`."""
         return not any(fnmatchcase(check, some.check) for some in self.optional)
+
+    def waiver(self, check: str) -> WaivedCheck | None:
+        """What lets this `case/check` stay unmeasured; none: nothing does."""
+        return next((some for some in self.waived if fnmatchcase(check, some.check)), None)
 
 
 def load(profile: str) -> Policy:

@@ -1,11 +1,10 @@
 """Probing: asks the cases of a suite and records what came back. It never judges.
 
-`openai` for what a server's users use, `httpx` for the rest.
+`openai` for what a server's users use, `talk` for the rest.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,10 @@ import openai
 
 from forge_validate import exchange
 from forge_validate.exchange import Exchange, Request
+from forge_validate.offers import UNSEEN, Offers
 from forge_validate.server import Server
 from forge_validate.suite import Answers, Case, Suite
+from forge_validate.talk import arrived, lost, out_of_time, send, trust
 
 _PATHS = {
     "models": "/v1/models",
@@ -33,16 +34,18 @@ _OPENAI = (_PATHS["completion"], _PATHS["chat"])
 def probe(server: Server, suite: Suite, answers: Answers, folder: Path) -> Iterator[tuple[Case, Exchange]]:
     """Ask every case in order, one at a time; writes `folder/<case>.json` and gives each exchange as it came.
 
-    A time-out, a broken connection or a dead server is an exchange with an `error`, not an exception.
+    A time-out, a broken connection, a dead server, or one that does not offer what the case needs, is an exchange with
+    an `error`, not an exception.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.json"):
-        old.unlink()
     secrets = (server.api_key,) if server.api_key else ()
     for case in suite.cases:
-        request = compose(case, answers, server.served, suite.seed)
-        why = server.died()
-        found = _lost(case, request, 0.0, f"not asked: {why}") if why else ask(server, case, request)
+        request = compose(case, answers, server.served, suite.seed, server.offers)
+        lacks, why = server.offers.lacking(case.needs), server.died()
+        if why is None and lacks is not None:
+            found = lost(case.name, request, 0.0, f"not asked: {server.offers.refusal(lacks)}")
+        else:
+            found = lost(case.name, request, 0.0, f"not asked: {why}") if why else ask(server, case, request)
         if found.error is not None and why is None and (why := server.died()) is not None:
             found = found.model_copy(update={"error": f"{found.error}; {why}"})
         found = exchange.masked(found, secrets)
@@ -50,9 +53,11 @@ def probe(server: Server, suite: Suite, answers: Answers, folder: Path) -> Itera
         yield case, found
 
 
-def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
+def compose(case: Case, answers: Answers, served: str, seed: int, offers: Offers = UNSEEN) -> Request:
     """What a case sends: temperature 0, the suite's seed, the case's token budget."""
     path = _PATHS[case.endpoint]
+    if case.endpoint == "tokenize" and offers.tokenize_path is not None:
+        path = offers.tokenize_path
     if case.question is None:
         return Request(method="GET", path=path)
     question = answers.questions[case.question]
@@ -76,7 +81,7 @@ def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
             body["tool_choice"] = question.tool_choice
         if case.logprobs:
             body |= {"logprobs": True, "top_logprobs": case.logprobs}
-        if case.thinking is not None:
+        if case.thinking is not None and offers.lacking(("thinking-switch",)) is None:
             body["chat_template_kwargs"] = {"enable_thinking": case.thinking}
     if case.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -85,41 +90,22 @@ def compose(case: Case, answers: Answers, served: str, seed: int) -> Request:
 
 def ask(server: Server, case: Case, request: Request) -> Exchange:
     """Send one request and record what came back."""
+    if request.path not in _OPENAI:
+        return send(server, case.name, request, case.timeout)
     began = time.monotonic()
     try:
-        talk = _through_openai if request.path in _OPENAI else _plain
-        status, headers, text = talk(server, request, case.timeout)
+        status, headers, text = _through_openai(server, request, case.timeout)
     except _OutOfTime:
-        return _lost(case, request, time.monotonic() - began, f"no complete response within {case.timeout:.0f} s")
+        return lost(case.name, request, time.monotonic() - began, out_of_time(case.timeout))
     except (httpx.HTTPError, openai.APIConnectionError) as error:
         # openai's own message is "Connection error."; what happened is its cause.
         reason = error.__cause__ or error
-        return _lost(case, request, time.monotonic() - began, f"{type(reason).__name__}: {reason}")
-    body, rest = _body(headers, text)
-    return Exchange(
-        name=case.name,
-        request=request,
-        status=status,
-        headers=headers,
-        seconds=round(time.monotonic() - began, 3),
-        response=body,
-        text=rest,
-    )
+        return lost(case.name, request, time.monotonic() - began, f"{type(reason).__name__}: {reason}")
+    return arrived(case.name, request, time.monotonic() - began, status, headers, text)
 
 
 class _OutOfTime(Exception):
     """The whole exchange took longer than the case allows."""
-
-
-def _plain(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
-    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-    # trust_env: a proxy of the environment must not stand between us and our own loopback.
-    with httpx.Client(timeout=timeout, trust_env=False, headers=headers) as client:
-        try:
-            response = client.request(request.method, server.url + request.path, json=request.body)
-        except httpx.TimeoutException as error:
-            raise _OutOfTime from error
-    return response.status_code, dict(response.headers), response.text
 
 
 def _through_openai(server: Server, request: Request, timeout: float) -> tuple[int, dict[str, str], str]:
@@ -130,7 +116,7 @@ def _through_openai(server: Server, request: Request, timeout: float) -> tuple[i
         api_key=server.api_key or "none",
         max_retries=0,
         timeout=timeout,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
+        http_client=openai.DefaultHttpxClient(trust_env=not server.local, verify=trust()),
     ) as client:
         api: Any = client.completions if request.path == "/v1/completions" else client.chat.completions
         known = {"model", "temperature", "seed", "max_tokens", "prompt", "messages", "logprobs", "top_logprobs"}
@@ -149,17 +135,3 @@ def _through_openai(server: Server, request: Request, timeout: float) -> tuple[i
             raise _OutOfTime from error
         except openai.APIStatusError as error:
             return error.status_code, dict(error.response.headers), error.response.text
-
-
-def _body(headers: dict[str, str], text: str) -> tuple[Any, str | None]:
-    """A body as JSON where it says it is and parses, as text otherwise."""
-    if "json" in headers.get("content-type", ""):
-        try:
-            return json.loads(text), None
-        except ValueError:
-            pass
-    return None, text
-
-
-def _lost(case: Case, request: Request, seconds: float, why: str) -> Exchange:
-    return Exchange(name=case.name, request=request, status=None, seconds=round(seconds, 3), error=why)

@@ -12,7 +12,8 @@ from forge_core.errors import IntegrityError, Refused, UsageError
 from forge_core.files import write_text
 from forge_core.model import Digest, Frozen, ImageRef, Sha256
 from forge_validate.policy import Policy
-from forge_validate.receipt import Receipt
+from forge_validate.policy import Promotion as Tags
+from forge_validate.receipt import Receipt, Subject
 from forge_validate.verdict import unaccepted
 
 FILE_NAME = "promotion.json"
@@ -37,12 +38,20 @@ class Promotion(Frozen):
         return f"{self.image.repository}:{self.release_tag}"
 
 
-def demand_allowed(receipt: Receipt, policy: Policy) -> None:
-    """Raise Refused (1) for anything but a pass without deviations the policy does not name.
+def demand_allowed(receipt: Receipt, policy: Policy) -> tuple[ImageRef, Tags]:
+    """The image to promote and the tags to move; raises Refused (1) for anything but a pass of a recorded image
+    without deviations the policy does not name, under a policy that names tags.
 
     Raises UsageError (2) for a registry the policy or the kind of build forbids, and for another policy than the
     receipt was judged under.
     """
+    if receipt.target != "recorded" or not isinstance(receipt.subject, Subject):
+        raise Refused(
+            f"not promoted: {receipt.subject.name} has no build record of ours",
+            hint="what was not built by `nox -s build` is judged, never promoted",
+        )
+    if policy.promotion is None:
+        raise Refused(f"not promoted: the policy {policy.profile} names no tags", hint="`promotion` in the policy")
     if receipt.subject.policy != policy.content_sha256():
         raise UsageError("the policy is not the one the receipt was judged under", hint="validate again")
     if receipt.verdict.outcome != "passed":
@@ -60,6 +69,7 @@ def demand_allowed(receipt: Receipt, policy: Policy) -> None:
             f"a {receipt.kind} is promoted on a loopback registry only, not on {image.registry}",
             hint="build with staging on this machine, or validate with --no-promote",
         )
+    return image, policy.promotion
 
 
 def promote(receipt: Receipt, policy: Policy, *, log: Path, record: Path) -> Promotion:
@@ -68,8 +78,7 @@ def promote(receipt: Receipt, policy: Policy, *, log: Path, record: Path) -> Pro
     Raises as `demand_allowed`, EnvironmentFailure (3) when the registry does not answer, IntegrityError (5) when a
     tag names something else afterwards.
     """
-    demand_allowed(receipt, policy)
-    image, tags = receipt.subject.image, policy.promotion
+    image, tags = demand_allowed(receipt, policy)
     previous = registry.digest_of(image.repository, tags.release_tag)
     for tag in (tags.candidate_tag, tags.release_tag):
         registry.tag(image, tag, log)

@@ -9,22 +9,46 @@ from typing import Literal
 from forge_core import sealed
 from forge_core.model import Deviation, Frozen, ImageRef, Sha256
 from forge_validate.checks import CheckResult
+from forge_validate.offers import Seen
 from forge_validate.verdict import Verdict
 
 SCHEMA_VERSION = 1
 FILE_NAME = "results.json"
 
 
-class Subject(Frozen):
-    """What the verdict is about: a good image with other flags is another thing."""
+class Judged(Frozen):
+    """What every verdict is about: a model, and what it was asked, by which rules."""
 
-    image: ImageRef
     model: str
-    model_revision: Sha256
-    serving: Sha256
     suite: Sha256
     answers: Sha256
     policy: Sha256
+
+
+class Subject(Judged):
+    """A verdict on an image: a good image with other flags is another thing."""
+
+    image: ImageRef
+    model_revision: Sha256
+    serving: Sha256
+
+    @property
+    def name(self) -> str:
+        """What was judged."""
+        return str(self.image)
+
+
+class ServerSubject(Judged):
+    """A verdict on a server that somebody else started; `model` is what it calls the model."""
+
+    url: str
+    software: str | None
+    """As it tells itself; nothing proves it."""
+
+    @property
+    def name(self) -> str:
+        """What was judged."""
+        return self.url
 
 
 class Timings(Frozen):
@@ -43,21 +67,25 @@ class Receipt(Frozen):
 
     schema_version: Literal[1] = 1
     profile: str
-    kind: Literal["rehearsal", "production"]
+    kind: Literal["rehearsal", "production"] | None = None
+    """The record's; none without one."""
     finished: datetime
     forge_version: str
-    target: Literal["recorded"]
-    record: Sha256
-    """Seal of the build record."""
-    subject: Subject
+    target: Literal["recorded", "image", "url"]
+    """Only `recorded` is ever promoted."""
+    record: Sha256 | None = None
+    """Seal of the build record; none for what has none."""
+    subject: Subject | ServerSubject
     arguments: tuple[str, ...]
-    """The server's command line, as it was started."""
+    """The server's command line, as it was started; empty for one that we did not start."""
     resolved: dict[str, str]
     """What the server really ran with, as it and its log tell: backends, number formats, sizes."""
-    engine: str
-    """Version of the container engine."""
+    engine: str | None = None
+    """Version of the container engine; none: there was none in between."""
     gpus: tuple[str, ...] = ()
     """The GPUs the server ran on; none: it ran without."""
+    offers: tuple[Seen, ...] = ()
+    """What the server offers and what it does not, with what shows it."""
     deviations: tuple[Deviation, ...]
     results: tuple[CheckResult, ...]
     verdict: Verdict

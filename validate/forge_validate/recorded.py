@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge_core.console import Console
 from forge_core.errors import ExitCode, UsageError
 from forge_core.model import Frozen
-from forge_validate import exchange, policy, report, serving, suite
-from forge_validate import promote as promotion
+from forge_validate import exchange, policy, report
 from forge_validate import receipt as receipts
+from forge_validate.bench import bench
 from forge_validate.checks import CheckResult
 from forge_validate.exchange import Exchange
-from forge_validate.judge import Bench
+from forge_validate.offers.see import PREFIX
 from forge_validate.verdict import Verdict, decide
+
+if TYPE_CHECKING:
+    from forge_validate.promote import Promotion
 
 
 class Judgement(Frozen):
@@ -22,13 +26,6 @@ class Judgement(Frozen):
 
     results: tuple[CheckResult, ...]
     verdict: Verdict
-
-
-def bench(profile: str) -> Bench:
-    """The suite, answers, policy and flags of a profile; raises UsageError."""
-    rules, plan = policy.load(profile), serving.load(profile)
-    questions, answers = suite.load(rules.suite, plan.model)
-    return Bench(questions, answers, rules, plan.model, plan.intended())
 
 
 def judge(profile: str, places: Sequence[Path], console: Console) -> Judgement:
@@ -42,7 +39,7 @@ def judge(profile: str, places: Sequence[Path], console: Console) -> Judgement:
     found: dict[str, Exchange] = {}
     for path in _files(places):
         one = exchange.load(path)
-        if one.name not in cases:
+        if one.name not in cases and not one.name.startswith(PREFIX):
             raise UsageError(f"{path}: {one.name!r} is no case of suites/{judged.suite.suite}.yaml")
         if one.name in found:
             raise UsageError(f"{path}: a second exchange of the case {one.name!r}")
@@ -60,16 +57,19 @@ def exit_code(found: Judgement) -> ExitCode:
     return ExitCode.PASSED if found.verdict.outcome == "passed" else ExitCode.REFUSED
 
 
-def promote(path: Path, profile: str | None, work: Callable[[str], Path], console: Console) -> promotion.Promotion:
+def promote(path: Path, profile: str | None, work: Callable[[str], Path], console: Console) -> Promotion:
     """Move the tags that a sealed receipt allows; raises as `receipt.load` and `promote.promote`.
 
     UsageError (2) when `profile` is given and is not the receipt's.
     """
+    # Here, not above: judging needs no registry and nothing that speaks to one.
+    from forge_validate import promote as promotion
+
     done = receipts.load(path)
     if profile not in (None, done.profile):
         raise UsageError(f"{path} is of profile {done.profile!r}, not {profile!r}")
     folder = work(done.profile)
-    with console.step("promote", str(done.subject.image)) as step:
+    with console.step("promote", done.subject.name) as step:
         moved = promotion.promote(
             done,
             policy.load(done.profile),

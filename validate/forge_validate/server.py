@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from urllib.parse import urlsplit
 
-Offer = Literal["container", "log"]
+from forge_validate.offers import UNSEEN, Offers
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,19 @@ class Server:
     served: str
     """The name it serves the model under."""
     api_key: str | None = None
-    offers: frozenset[Offer] = frozenset()
+    offers: Offers = UNSEEN
     container: str | None = None
     log: Path | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the start."""
     died: Callable[[], str | None] = lambda: None
     """Why it no longer lives; none while it does."""
+
+    @property
+    def local(self) -> bool:
+        """Whether it listens on this machine's loopback: then no proxy of the environment may stand in between."""
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"

@@ -126,6 +126,8 @@ class Serving(Frozen):
     """Names the model: the served name, and the file in answers/."""
     command: tuple[str, ...] = ()
     """Instead of the image's own entry point; empty: the image as it is shipped."""
+    user: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(:[1-9][0-9]*)?$")] | None = None
+    """Instead of the image's own user, by number, never root; none: the image as it is shipped."""
     flags: Annotated[dict[str, str | int | float | bool], AfterValidator(_flags)]
     """Flag without dashes -> value; `true` is a bare flag, `false` leaves it out."""
     told_as: dict[str, str] = Field(default_factory=dict)

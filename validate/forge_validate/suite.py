@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, model_validator
 from forge_core.errors import UsageError
 from forge_core.model import Frozen
 from forge_validate import data
+from forge_validate.offers import Offer
 from forge_validate.serving import Pattern
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -42,6 +43,22 @@ class Case(Frozen):
     timeout: Annotated[float, Field(gt=0)]
     """Seconds for the whole exchange."""
     checks: Annotated[tuple[Name, ...], Field(min_length=1)]
+
+    @property
+    def needs(self) -> tuple[Offer, ...]:
+        """What a server must offer for this case to say anything."""
+        found: list[Offer] = []
+        if self.endpoint in ("model-info", "server-info"):
+            found.append("native")
+        if self.endpoint == "tokenize":
+            found.append("tokenize")
+        if self.logprobs is not None:
+            found.append("logprobs")
+        if "tool-call" in self.checks:
+            found.append("tools")
+        if self.thinking:
+            found.append("reasoning")
+        return tuple(found)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

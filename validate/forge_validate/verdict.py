@@ -23,18 +23,31 @@ class Verdict(Frozen):
     next_step: str
     failing: tuple[str, ...]
     """Required checks without a pass."""
+    waived: tuple[str, ...] = ()
+    """Required checks that were not measured and that the policy waives."""
 
 
 def decide(results: Sequence[CheckResult], policy: Policy) -> Verdict:
-    """A pass demands that every required check passed (or warned); no required result at all is no pass."""
-    required = [result for result in results if policy.requires(result.check)]
+    """A pass demands that every required check passed (or warned), unless it is unmeasured and the policy waives it.
+
+    No required result at all, or none that is not waived, is no pass.
+    """
+    spared = waived(results, policy)
+    measured = sum(policy.requires(result.check) for result in results) - len(spared)
+    names = tuple(result.check for result in spared)
     failing = lacking(results, policy)
-    if not required:
-        return Verdict(outcome="failed", cause="nothing was judged", next_step="look at the boot's log", failing=())
+    if not measured:
+        next_step = "look at the server's log"
+        return Verdict(outcome="failed", cause="nothing was judged", next_step=next_step, failing=(), waived=names)
     found = diagnose(failing)
     if found is None:
+        more = f", {len(names)} not measured and waived" if names else ""
         return Verdict(
-            outcome="passed", cause=f"{len(required)} required checks passed", next_step="promote the image", failing=()
+            outcome="passed",
+            cause=f"{measured} required checks passed{more}",
+            next_step="promote the image" if policy.promotion else "none: nothing is promoted under this policy",
+            failing=(),
+            waived=names,
         )
     worst = next(result for result in failing if result.check == found.check)
     answer = f", it said {quoted(worst.answer, 48)}" if worst.answer else ""
@@ -45,12 +58,30 @@ def decide(results: Sequence[CheckResult], policy: Policy) -> Verdict:
         cause=f"{found.meaning}: {worst.check}: {worst.explanation}{answer}{more}",
         next_step=f"{found.next_step}; read {_evidence(worst.check)}",
         failing=tuple(result.check for result in failing),
+        waived=names,
     )
 
 
 def lacking(results: Sequence[CheckResult], policy: Policy) -> list[CheckResult]:
-    """The required results without a pass."""
-    return [r for r in results if policy.requires(r.check) and r.outcome not in ("passed", "warned")]
+    """The required results without a pass, those that the policy waives left out."""
+    spared = waived(results, policy)
+    return [
+        r for r in results if policy.requires(r.check) and r.outcome not in ("passed", "warned") and r not in spared
+    ]
+
+
+def waived(results: Sequence[CheckResult], policy: Policy) -> list[CheckResult]:
+    """The required results that are unmeasured, never failed, and that the policy waives."""
+    return [r for r in results if r.outcome == "unmeasured" and policy.requires(r.check) and policy.waiver(r.check)]
+
+
+def waivers(results: Sequence[CheckResult], policy: Policy) -> tuple[Deviation, ...]:
+    """One deviation for each check that a verdict was spared."""
+    return tuple(
+        Deviation(kind="waived-check", subject=r.check, detail=f"{r.explanation}; waived: {waiver.reason}")
+        for r in waived(results, policy)
+        if (waiver := policy.waiver(r.check)) is not None
+    )
 
 
 def _evidence(check: str) -> str:

@@ -45,6 +45,9 @@ class Handler(BaseHTTPRequestHandler):
         self.give({"error": "Unauthorized"}, 401)
         return True
 
+    def do_OPTIONS(self) -> None:
+        self.give({}, 405 if self.path == "/flush_cache" else 404)
+
     def do_GET(self) -> None:
         name = self.options.served_model_name
         if self.locked():
@@ -73,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
             say("asked, and silent")
             time.sleep(600)
         content = "!" * 48 if MODE == "garbage" else PARIS
+        if self.path == "/generate":
+            self.give({"text": content, "meta_info": {"cached_tokens": 0}})
+            return
         if self.path == "/v1/tokenize":
             self.give({"tokens": [504, 3575, 282, 4649, 314]})
             return
@@ -83,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         message: dict[str, object] = {"role": "assistant", "content": content, "reasoning_content": None}
         finish, prompt = "stop", 16
-        if body["chat_template_kwargs"]["enable_thinking"]:
+        if body.get("chat_template_kwargs", {}).get("enable_thinking", True):
             message |= {"content": "", "reasoning_content": content}
             prompt = 128
         if body.get("tools"):

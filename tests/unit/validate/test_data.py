@@ -26,6 +26,23 @@ def test_every_profile_is_complete(profile: str) -> None:
         assert any(fnmatchcase(label, some.check) for label in labels), some.check
 
 
+def test_what_is_asked_of_any_server_is_complete() -> None:
+    rules = policy.load("any")
+    found, answers = suite.load(rules.suite, "any")
+    Bench(found, answers, rules, "m")
+    # Nothing is known of that model, so nothing may be promoted under its policy, and nothing is demanded word for word.
+    assert rules.promotion is None and rules.accepts == () and rules.optional == ()
+    assert not any(q.content or q.call or q.tokens or q.prompt_tokens for q in answers.questions.values())
+    labels = [f"{case.name}/{check}" for case in found.cases for check in case.checks]
+    for some in rules.waived:
+        assert any(fnmatchcase(label, some.check) for label in labels), some.check
+    assert {label for label in labels if rules.waiver(label) is None} >= {
+        "models/listed",
+        "known-answer/text",
+        "streamed/same",
+    }
+
+
 def test_a_name_without_a_file_lists_those_there_are() -> None:
     with pytest.raises(UsageError) as caught:
         serving.load("nope")
@@ -206,7 +223,8 @@ def test_the_production_model_is_held_to_323() -> None:
 
 def test_production_accepts_no_deviation() -> None:
     rules = policy.load("sm120")
-    assert rules.accepts == () and rules.promotion.registries == "any"
+    assert rules.promotion is not None and rules.promotion.registries == "any"
+    assert rules.accepts == () == rules.waived
     # What nobody has seen of that model yet, and what the server does not do: no check of an answer is among them.
     assert {some.check.partition("/")[2] for some in rules.optional} == {"refused", "token-ids", "prompt-tokens"}
     assert rules.text == policy.load("rehearsal").text

@@ -12,7 +12,7 @@ from forge_validate.checks import CheckResult
 from forge_validate.diagnose import diagnose
 from forge_validate.exchange import Exchange
 from forge_validate.judge import Bench
-from forge_validate.policy import Optional, Policy, Waived
+from forge_validate.policy import Accepted, Optional, Policy
 from forge_validate.suite import Answers, Suite
 from forge_validate.verdict import decide, unaccepted
 
@@ -215,5 +215,5 @@ def test_deviations_must_be_named_by_the_policy(rules: Policy) -> None:
     assert unaccepted((moved_base(),), rules) == ()
     other = moved_base().model_copy(update={"kind": "model-differs"})
     assert unaccepted((moved_base(), other), rules) == (other,)
-    narrow = rules.model_copy(update={"accepts": (Waived(kind="base-moved", subject="libc*", reason="x" * 15),)})
+    narrow = rules.model_copy(update={"accepts": (Accepted(kind="base-moved", subject="libc*", reason="x" * 15),)})
     assert unaccepted((moved_base("openssl"),), narrow) == (moved_base("openssl"),)

@@ -137,6 +137,7 @@ def test_properties_name_the_subject_and_the_verdict() -> None:
         "cause": "2 required checks passed",
         "next step": "promote the image",
         "profile": "rehearsal (rehearsal)",
+        "target": "recorded",
         "image": f"127.0.0.1:1/x@{DIGEST}",
         "image digest": DIGEST,
         "model": "m",

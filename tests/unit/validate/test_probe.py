@@ -146,7 +146,6 @@ def test_a_proxy_of_the_environment_is_not_asked(
 
 
 def test_after_its_death_a_server_is_asked_nothing(smoke: tuple[Suite, Answers], tmp_path: Path) -> None:
-    (tmp_path / "old.json").write_text("{}")
     server = Server(url="http://127.0.0.1:1", served="m", died=lambda: "the server died (exit code 1)")
     taken = list(probe(server, *smoke, tmp_path))
     assert {e.error for _, e in taken} == {"not asked: the server died (exit code 1)"}

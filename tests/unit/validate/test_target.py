@@ -8,9 +8,10 @@ import pytest
 
 from forge_core import record
 from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
-from forge_core.model import ImageRef
 from forge_core.record import BuildRecord
-from forge_validate.target import Recorded, demand_staged, recorded
+from forge_validate.target import Recorded
+from forge_validate.target.pull import demand_answering
+from forge_validate.target.record import recorded
 
 Make = Callable[..., BuildRecord]
 
@@ -85,5 +86,5 @@ def test_a_record_without_a_model_makes_any_model_a_deviation(
 def test_a_registry_that_does_not_answer_is_the_environment() -> None:
     # Nobody listens on port 1.
     with pytest.raises(EnvironmentFailure) as caught:
-        demand_staged(ImageRef(repository="127.0.0.1:1/x", digest="sha256:" + "a" * 64))
+        demand_answering("127.0.0.1:1")
     assert "nox -s engine" in str(caught.value.hint)

@@ -11,6 +11,7 @@ Check = Callable[[Evidence], CheckResult]
 
 CHECKS: Mapping[str, Check] = {
     "served-model": server.served_model,
+    "listed": server.listed,
     "model-info": server.model_info,
     "flags": server.flags,
     "token-ids": template.token_ids,

@@ -28,6 +28,8 @@ class CheckResult(Frozen):
     answer: str | None = None
     """What the model said, shortened, invisible characters escaped."""
     explanation: str
+    lacks: str | None = None
+    """What the server does not offer and the check needs: then it is unmeasured."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,19 @@ def served_model(evidence: Evidence) -> CheckResult:
     return evidence.passed("lists the model we serve, and no other", value=text)
 
 
+def listed(evidence: Evidence) -> CheckResult:
+    """`/v1/models` lists the model that is asked; a server of others may serve more than one."""
+    body = evidence.exchange.response
+    models = body.get("data") if isinstance(body, dict) else None
+    if evidence.exchange.status != 200 or not isinstance(models, list):
+        return evidence.failed(f"HTTP {evidence.exchange.status}, no list of models")
+    names = [str(model.get("id")) for model in models if isinstance(model, dict)]
+    text = ", ".join(names)
+    if evidence.served not in names:
+        return evidence.failed(f"lists {text or 'nothing'}, not {evidence.served}", value=text)
+    return evidence.passed("lists the model that is asked", value=text)
+
+
 def model_info(evidence: Evidence) -> CheckResult:
     """`/model_info` describes a generating model under our name."""
     body = evidence.exchange.response

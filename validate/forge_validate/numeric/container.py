@@ -79,7 +79,7 @@ def ask(
 
 
 def _start(engine: Engine, image: str, name: str, serving: Serving, demand: Numeric) -> Container:
-    digest = launch.unprivileged(engine, image)
+    digest = launch.unprivileged(engine, image, serving.user)
     words = ("python3", "-B", "-m", "numeric", "--deadline", f"{demand.deadline:g}", *demand.kernels)
     folder = script_folder()
     try:
