@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
-from forge_validate import offline, receipt, recorded
+from forge_validate import catalogue, offline, receipt, recorded
 from forge_validate.bench import ANY
 from forge_validate.pipeline import Wish, known_profile, validate
 
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "judge", _judge, "judge recorded exchanges: each by itself, or with --profile as the suite of a profile"
     )
     verb.add_argument("exchanges", metavar="FILE", nargs="+", type=Path, help="exchanges, or folders of them")
+    parser.verb("suites", _suites, "list the suites: what each asks, and at most how many tokens that costs")
     verb = parser.verb("promote", _promote, "move the tag that a receipt allows, without another look at the server")
     verb.add_argument("receipt", metavar="RECEIPT", type=Path, help="results.json of a passed validation")
     return parser.main(argv)
@@ -74,6 +76,15 @@ def _judge(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     return recorded.exit_code(found)
+
+
+def _suites(options: argparse.Namespace, console: Console) -> int:
+    found = catalogue.listed()
+    if options.json:
+        sys.stdout.write(json.dumps([one.model_dump(mode="json") for one in found], indent=2) + "\n")
+    else:
+        sys.stdout.write(catalogue.table(found))
+    return 0
 
 
 def _promote(options: argparse.Namespace, console: Console) -> int:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, cast
 
 import docker.errors
 import docker.types
 import httpx
+import requests
 from docker.models.containers import Container
 
 from forge_core.console import Console, Step, duration
@@ -81,6 +83,7 @@ def boot(
             log=log,
             phases=watch.taken,
             died=lambda: _death(container),
+            memory=lambda: memory(container),
         )
     finally:
         with undisturbed():
@@ -198,6 +201,20 @@ def _demand_identity(url: str, serving: Serving, identity: str, api_key: str | N
             f"the server at {url} is not the one we started: it tells {told!r}, ours was given {identity!r}",
             hint="another server holds the port; nothing was judged",
         )
+
+
+def memory(container: Container) -> int | None:
+    """Bytes that the container's processes hold, shared memory included and files' pages not; none: the engine cannot tell."""
+    try:
+        told = cast(dict[str, Any], container.stats(stream=False, one_shot=True))["memory_stats"]
+    except (docker.errors.APIError, requests.RequestException, KeyError):
+        return None
+    counted = told.get("stats") or {}
+    # Of cgroup v2, and of v1.
+    for names in (("anon", "shmem"), ("total_rss", "total_shmem")):
+        if all(name in counted for name in names):
+            return int(sum(counted[name] for name in names))
+    return int(told["usage"]) if "usage" in told else None
 
 
 def _death(container: Container) -> str | None:

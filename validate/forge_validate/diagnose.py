@@ -1,8 +1,8 @@
 """What kind of wrong it is: from the results of all checks, and from nothing else.
 
 The order is the order of dependence: a kernel that computes wrong spoils all that follows, numbers that are not finite
-make every answer wrong, a tokenizer every prompt, a template every chat; only then does a wrong answer say something
-about the answer.
+make every answer wrong, a tokenizer every prompt, a template every chat; what is right alone and wrong with a warm cache or in
+a batch is no matter of the answer; only then does a wrong answer say something about the answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from forge_core.model import Frozen
 from forge_validate.checks import CheckResult
 from forge_validate.checks.result import NO_REPLY
 from forge_validate.checks.tokens import LEAK
+from forge_validate.families import FAMILIES
 
 Kind = Literal[
     "kernels",
@@ -23,10 +24,16 @@ Kind = Literal[
     "tokenizer",
     "template",
     "garbage",
+    "cache",
+    "batch",
+    "poison",
+    "hang",
+    "leak",
     "budget",
     "parser",
     "answers",
     "no-answer",
+    "not-exercised",
     "not-offered",
 ]
 
@@ -67,6 +74,14 @@ def _unanswered(result: CheckResult) -> bool:
 
 def _out_of_budget(result: CheckResult) -> bool:
     return _failed("known", "tool-call")(result) and result.value == "length"
+
+
+def _family(name: str) -> Callable[[CheckResult], bool]:
+    return lambda result: result.outcome == "failed" and result.check.startswith(f"{name}/")
+
+
+def _not_exercised(result: CheckResult) -> bool:
+    return result.outcome == "unmeasured" and result.check.partition("/")[0] in FAMILIES
 
 
 def _numeric(outcome: str) -> Callable[[CheckResult], bool]:
@@ -117,6 +132,36 @@ _RULES = (
         "suspect kernels, weights or scales: try another backend in the serving, compare the model's sha256",
     ),
     _Rule(
+        "cache",
+        _family("cache"),
+        "the answer behind a cached prefix is another one",
+        "suspect the attention backend with a prefix, the page size or the KV format; --disable-radix-cache must cure it",
+    ),
+    _Rule(
+        "batch",
+        _family("batch"),
+        "the answer in a batch is not the one said alone",
+        "suspect kernels that are chosen by batch size and captured graphs; --disable-cuda-graph tells which",
+    ),
+    _Rule(
+        "poison",
+        _family("poison"),
+        "the server answers otherwise after load than before",
+        "one request spoils later ones: look for NaN left in the KV pool or a request's state that outlives it",
+    ),
+    _Rule(
+        "hang",
+        _family("hang"),
+        "the server stops answering",
+        "read the end of the server's log; take a stack trace of its scheduler while it hangs",
+    ),
+    _Rule(
+        "leak",
+        _family("leak"),
+        "requests leave something behind",
+        "compare what is left with the kinds of request of the load: ended, aborted, refused",
+    ),
+    _Rule(
         "budget",
         _out_of_budget,
         "the token budget ran out before the answer",
@@ -136,9 +181,15 @@ _RULES = (
     ),
     _Rule(
         "no-answer",
-        _unanswered,
+        lambda result: _unanswered(result) and not _not_exercised(result),
         "the server gave no answer",
         "read the end of the server's log",
+    ),
+    _Rule(
+        "not-exercised",
+        _not_exercised,
+        "a check did not come to what it is about",
+        "give the server what the explanation names, or change the suite",
     ),
     _Rule(
         "not-offered",

@@ -10,6 +10,8 @@ from forge_core.console import Console, Step, duration
 from forge_validate import report
 from forge_validate.checks import CheckResult
 from forge_validate.exchange import Exchange
+from forge_validate.families import runner
+from forge_validate.families.runner import Sender
 from forge_validate.judge import Bench
 from forge_validate.offers import UNSEEN, Offers
 from forge_validate.offers.ask import ask
@@ -31,6 +33,8 @@ class Tried:
     boot: float = 0.0
     probe: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
+    families: dict[str, float] = field(default_factory=dict)
+    """Of asking, by family."""
 
 
 def examine(
@@ -53,14 +57,17 @@ def examine(
         exchanges, results = _ask(server, bench, folder, step)
         probed = step.elapsed
         step.result(report.counts(results, bench.policy))
+    recorded = {one.name: one for one in exchanges}
+    answers, took = _ask_families(server, bench, recorded, folder, console)
     info = next((e.response for e in (*exchanges, *asked.values()) if e.request.path == "/server_info"), None)
     lines = server.log.read_text(encoding="utf-8").splitlines() if server.log and server.log.exists() else []
     return Tried(
-        results=results,
-        exchanges=exchanges,
+        results=results + answers,
+        exchanges=tuple(recorded.values()),
         offers=server.offers,
         resolved=resolved(info, lines, tells or {}),
         probe=round(probed, 3),
+        families=took,
     )
 
 
@@ -83,6 +90,39 @@ def _ask(
             results += judged
             step.say(*_line(case.name, exchange, judged, bench))
     return tuple(recorded.values()), tuple(results)
+
+
+def _ask_families(
+    server: Server, bench: Bench, recorded: dict[str, Exchange], folder: Path, console: Console
+) -> tuple[tuple[CheckResult, ...], dict[str, float]]:
+    """Ask and judge family by family, one after another: what one asks would blur what the next one measures.
+
+    Adds the exchanges to `recorded`; returns the results and the seconds of each family.
+    """
+    if not bench.families:
+        return (), {}
+    results: list[CheckResult] = []
+    took: dict[str, float] = {}
+    with Sender(server, folder) as sender:
+        for family, settings in bench.families:
+            with console.step(family.name, family.checks) as step:
+                runner.run(sender, bench, family, settings, recorded, lambda wave, _: step.waiting(wave.asks[0].name))
+                judged = runner.reproduce(
+                    sender,
+                    bench,
+                    family,
+                    settings,
+                    family.judge(settings, bench, recorded),
+                    recorded,
+                    lambda wave, _: step.waiting(f"smaller: {wave.asks[0].name}"),
+                )
+                for one in judged:
+                    mark, style = report.mark(one, bench.policy)
+                    step.say(f"{mark:<4}  {one.check:<24}  {report.told(one)}", style)
+                took[family.name] = round(step.elapsed, 3)
+                step.result(report.counts(judged, bench.policy))
+            results += judged
+    return tuple(results), took
 
 
 def _line(name: str, exchange: Exchange, judged: Sequence[CheckResult], bench: Bench) -> tuple[str, str]:

@@ -44,6 +44,14 @@ class Exchange(Frozen):
     """The body, if it was anything else, for example an event stream."""
     error: str | None = None
     """Why no response came: a timeout, a refused connection, a server that died, a case that was not asked."""
+    began: float | None = None
+    """When it was sent, in seconds since its wave began; this and the next two are of families only."""
+    first: float | None = None
+    """When the first byte of the body came, on the same clock."""
+    ended: float | None = None
+    """When the last one came, or it was given up."""
+    aborted: bool = False
+    """The client hung up on purpose: what was read until then is no whole answer."""
 
 
 def masked(exchange: Exchange, secrets: Sequence[str] = ()) -> Exchange:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from forge_core.errors import UsageError
-from forge_validate import reply
+from forge_core.model import Frozen
+from forge_validate import families, reply
 from forge_validate.checks import CHECKS, CheckResult, Evidence, finite
 from forge_validate.exchange import Exchange
+from forge_validate.families import Family
 from forge_validate.offers import UNSEEN, Offers
 from forge_validate.offers.see import see
 from forge_validate.policy import Policy
@@ -28,9 +30,11 @@ class Bench:
     """What the serving wants the server to run with."""
     offers: Offers = UNSEEN
     """What the server offers; empty: `judge` reads it from the exchanges."""
+    families: tuple[tuple[Family, Frozen], ...] = field(init=False)
+    """The suite's families with their settings."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a check that no code stands behind."""
+        """Raise UsageError for a check or a family that no code stands behind, and for settings it does not know."""
         unknown = tuple(f"{c.name}: {name}" for c in self.suite.cases for name in c.checks if name not in CHECKS)
         if unknown:
             raise UsageError(
@@ -38,12 +42,16 @@ class Bench:
                 details=unknown,
                 hint=f"there are: {', '.join(sorted(CHECKS))}",
             )
+        object.__setattr__(self, "families", families.chosen(self.suite.suite, self.suite.families))
 
     def judge(self, exchanges: Iterable[Exchange]) -> tuple[CheckResult, ...]:
-        """Every check of every case; a case without a response is unmeasured, never passed."""
+        """Every check of every case and family; what has no response is unmeasured, never passed."""
         recorded = {exchange.name: exchange for exchange in exchanges}
         knowing = self if self.offers.seen else replace(self, offers=see(recorded))
-        return tuple(result for case in self.suite.cases for result in knowing.judge_case(case, recorded))
+        results = [result for case in self.suite.cases for result in knowing.judge_case(case, recorded)]
+        for family, settings in knowing.families:
+            results += family.judge(settings, knowing, recorded)
+        return tuple(results)
 
     def judge_case(self, case: Case, recorded: Mapping[str, Exchange]) -> tuple[CheckResult, ...]:
         """Every check of one case, from the exchanges so far, by case."""

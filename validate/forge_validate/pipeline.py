@@ -78,7 +78,13 @@ def _receipt(walked: Walked) -> Receipt:
         deviations=target.deviations + waivers(tried.results, rules),
         results=tried.results,
         verdict=verdict,
-        timings=Timings(pull=walked.pull, boot=tried.boot, probe=tried.probe, phases=tried.phases),
+        timings=Timings(
+            pull=walked.pull,
+            boot=tried.boot,
+            probe=tried.probe,
+            phases=tried.phases,
+            families=tried.families,
+        ),
     )
 
 

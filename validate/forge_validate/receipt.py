@@ -6,6 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from forge_core import sealed
 from forge_core.model import Deviation, Frozen, ImageRef, Sha256
 from forge_validate.checks import CheckResult
@@ -60,6 +62,8 @@ class Timings(Frozen):
     probe: float
     phases: dict[str, float]
     """Of the boot, by name."""
+    families: dict[str, float] = Field(default_factory=dict)
+    """Of asking, by family."""
 
 
 class Receipt(Frozen):

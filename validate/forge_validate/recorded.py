@@ -31,18 +31,19 @@ class Judgement(Frozen):
 def judge(profile: str, places: Sequence[Path], console: Console) -> Judgement:
     """Judge exchanges (files, or folders of them) under a profile, by the code that judges live ones.
 
-    A case without an exchange is unmeasured. Raises UsageError for a file that is no exchange, an exchange of no case
-    of the suite, and two of one case.
+    What has no exchange is unmeasured. Raises UsageError for a file that is no exchange, an exchange of nothing that the
+    suite asks, and two of one name.
     """
     judged = bench(profile)
     cases = {case.name for case in judged.suite.cases}
     found: dict[str, Exchange] = {}
     for path in _files(places):
         one = exchange.load(path)
-        if one.name not in cases and not one.name.startswith(PREFIX):
-            raise UsageError(f"{path}: {one.name!r} is no case of suites/{judged.suite.suite}.yaml")
+        family = one.name.partition("/")[0]
+        if one.name not in cases and family not in judged.suite.families and not one.name.startswith(PREFIX):
+            raise UsageError(f"{path}: {one.name!r} is no case and of no family of suites/{judged.suite.suite}.yaml")
         if one.name in found:
-            raise UsageError(f"{path}: a second exchange of the case {one.name!r}")
+            raise UsageError(f"{path}: a second exchange named {one.name!r}")
         found[one.name] = one
     results = judged.judge(found.values())
     verdict = decide(results, judged.policy)

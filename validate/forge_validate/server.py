@@ -27,6 +27,8 @@ class Server:
     """Seconds of each phase of the start."""
     died: Callable[[], str | None] = lambda: None
     """Why it no longer lives; none while it does."""
+    memory: Callable[[], int | None] | None = None
+    """Bytes that its processes hold, as its host counts them; none: cannot be read from here."""
 
     @property
     def local(self) -> bool:

@@ -83,6 +83,8 @@ class Suite(Frozen):
     seed: int
     """Sent with every question."""
     cases: Annotated[tuple[Case, ...], Field(min_length=1)]
+    families: dict[Name, dict[str, Any]] = Field(default_factory=dict)
+    """What is asked after the cases, in this order, with the settings of each (see `families`)."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:

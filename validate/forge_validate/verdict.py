@@ -10,6 +10,7 @@ from forge_core.model import Deviation, Frozen
 from forge_validate.checks import CheckResult
 from forge_validate.checks.result import quoted
 from forge_validate.diagnose import Kind, diagnose
+from forge_validate.families import FAMILIES
 from forge_validate.policy import Policy
 
 
@@ -86,7 +87,9 @@ def waivers(results: Sequence[CheckResult], policy: Policy) -> tuple[Deviation, 
 
 def _evidence(check: str) -> str:
     case = check.partition("/")[0]
-    return "numeric.json" if case == "numeric" else f"exchanges/{case}.json"
+    if case == "numeric":
+        return "numeric.json"
+    return f"exchanges/{case}__*.json" if case in FAMILIES else f"exchanges/{case}.json"
 
 
 def unaccepted(deviations: Sequence[Deviation], policy: Policy) -> tuple[Deviation, ...]:

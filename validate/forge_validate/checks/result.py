@@ -30,6 +30,8 @@ class CheckResult(Frozen):
     explanation: str
     lacks: str | None = None
     """What the server does not offer and the check needs: then it is unmeasured."""
+    reproduce: str | None = None
+    """One line of shell that shows it, as small as it could be made; `$URL` and `$KEY` are the server's."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""Asks families of the stand-in engine, as a trial does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fake_engine import FakeEngine
+
+from forge_validate import policy, suite
+from forge_validate.checks import CheckResult
+from forge_validate.exchange import Exchange
+from forge_validate.families import runner
+from forge_validate.families.runner import Sender
+from forge_validate.judge import Bench
+from forge_validate.offers import Offers
+from forge_validate.server import Server
+
+OFFERS = Offers.certain(("native", "metrics", "tokenize", "logprobs"), "the stand-in has it")
+MARGIN = {"value": 4, "reason": "the stand-in adds a millionth for each request more"}
+
+
+def bench(sections: Mapping[str, Mapping[str, Any]], **changes: Any) -> Bench:
+    """A bench with these families."""
+    cases, answers = suite.load("smoke", "SmolLM2-135M-Instruct")
+    asked = cases.model_copy(update={"families": {name: dict(section) for name, section in sections.items()}})
+    return Bench(asked, answers, policy.load("rehearsal"), "m", **changes)
+
+
+def ask(
+    engine: FakeEngine, sections: Mapping[str, Mapping[str, Any]], folder: Path
+) -> tuple[dict[str, CheckResult], dict[str, Exchange]]:
+    """The results by check, and the exchanges by name."""
+    server = Server(url=engine.url, served="m", memory=engine.memory)
+    judged = bench(sections, offers=OFFERS)
+    recorded: dict[str, Exchange] = {}
+    results: list[CheckResult] = []
+    with Sender(server, folder) as sender:
+        for family, settings in judged.families:
+            runner.run(sender, judged, family, settings, recorded, lambda wave, count: None)
+            found = family.judge(settings, judged, recorded)
+            results += runner.reproduce(sender, judged, family, settings, found, recorded, lambda wave, count: None)
+    return {one.check: one for one in results}, recorded
+
+
+def outcomes(results: Mapping[str, CheckResult]) -> dict[str, str]:
+    """What did not pass, and how."""
+    return {name: one.outcome for name, one in results.items() if one.outcome != "passed"}
