@@ -1,4 +1,4 @@
-"""The data inside this package: servings, suites, policies and answers, by name.
+"""The data inside this package: servings, suites, policies, answers and what the families ask, by name.
 
 `extends: NAME`, one level, replaces whole sections of the file it names.
 """
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from forge_core.errors import UsageError
 from forge_core.model import Frozen
 
-Kind = Literal["serving", "suites", "policies", "answers"]
+Kind = Literal["serving", "suites", "policies", "answers", "families"]
 T = TypeVar("T", bound=Frozen)
 
 

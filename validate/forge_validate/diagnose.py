@@ -31,6 +31,7 @@ Kind = Literal[
     "leak",
     "budget",
     "parser",
+    "stream",
     "answers",
     "no-answer",
     "not-exercised",
@@ -73,11 +74,16 @@ def _unanswered(result: CheckResult) -> bool:
 
 
 def _out_of_budget(result: CheckResult) -> bool:
-    return _failed("known", "tool-call")(result) and result.value == "length"
+    asked = _failed("known", "tool-call")(result) or _family("parsers")(result)
+    return asked and result.value == "length"
 
 
 def _family(name: str) -> Callable[[CheckResult], bool]:
     return lambda result: result.outcome == "failed" and result.check.startswith(f"{name}/")
+
+
+def _any(*shows: Callable[[CheckResult], bool]) -> Callable[[CheckResult], bool]:
+    return lambda result: any(one(result) for one in shows)
 
 
 def _not_exercised(result: CheckResult) -> bool:
@@ -121,7 +127,7 @@ _RULES = (
     ),
     _Rule(
         "template",
-        _failed("prompt-tokens"),
+        _any(_failed("prompt-tokens"), _family("template")),
         "the chat template is not the model's",
         "compare the chat template (and a --chat-template flag) with the model's own",
     ),
@@ -169,9 +175,15 @@ _RULES = (
     ),
     _Rule(
         "parser",
-        lambda result: _failed("thinking", "tool-call", "same")(result) or _leaks(result),
+        lambda result: _any(_failed("thinking", "tool-call", "same"), _family("parsers"))(result) or _leaks(result),
         "the answer is not where it belongs",
         "compare --reasoning-parser and --tool-call-parser with what the model's template writes",
+    ),
+    _Rule(
+        "stream",
+        _family("stream"),
+        "the streamed answer is not the buffered one, or not in the protocol's order",
+        "compare the two exchanges; look for a proxy in between, and at what the detokenizer and the parsers hold back",
     ),
     _Rule(
         "answers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from forge_core.errors import UsageError
 from forge_core.model import Frozen
@@ -30,6 +31,8 @@ class Bench:
     """What the serving wants the server to run with."""
     offers: Offers = UNSEEN
     """What the server offers; empty: `judge` reads it from the exchanges."""
+    model: Path | None = None
+    """The model's folder, for what is rendered offline; none: it is not here."""
     families: tuple[tuple[Family, Frozen], ...] = field(init=False)
     """The suite's families with their settings."""
 

@@ -54,7 +54,7 @@ def _run(engine: Engine, subject: Subject, bench: Bench, work: Path, log: Path, 
         engine, subject.image, subject.serving, subject.model, subject.folder, log=log, console=console, keep=keep
     ) as server:
         booted = time.monotonic() - began
-        tried = examine(server, bench, work, console, subject.serving.tells)
+        tried = examine(server, replace(bench, model=subject.folder), work, console, subject.serving.tells)
         return replace(tried, results=kernels + tried.results, boot=round(booted, 3), phases=dict(server.phases))
 
 

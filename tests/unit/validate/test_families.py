@@ -111,11 +111,10 @@ def test_only_the_family_that_should_fails(fault: str, wrong: dict[str, str], tm
 
 
 def test_places_that_are_never_given_back(tmp_path: Path) -> None:
-    """Who hung up keeps the place: the storm takes all of them."""
+    """Who hung up keeps the place: nothing waits any more, and yet something runs."""
     found = outcomes(run("zombie", tmp_path, "hang"))
-    wrong = {"hang/cancel-storm": "failed", "hang/drain": "failed", "hang/idle": "failed"}
-    # On a busy machine the burst's own time may be over too, and then those places are lost as well.
-    assert wrong.items() <= found.items()
+    # On a busy machine the time of other asks may be over too, and then those places are lost as well.
+    assert found["hang/drain"] == "failed"
 
 
 def test_what_was_not_exercised_is_unmeasured(tmp_path: Path) -> None:

@@ -13,9 +13,14 @@ from forge_validate.families.cache import Cache
 from forge_validate.families.family import Ask, Family, Wave, Waves
 from forge_validate.families.hang import Hang
 from forge_validate.families.leak import Leak
+from forge_validate.families.parsers import Parsers
 from forge_validate.families.poison import Poison
+from forge_validate.families.stream import Stream
+from forge_validate.families.template import Template
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (Batch(), Cache(), Poison(), Hang(), Leak())}
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for family in (Template(), Parsers(), Stream(), Batch(), Cache(), Poison(), Hang(), Leak())
+}
 """In no order: a suite's own order is that of asking."""
 
 
