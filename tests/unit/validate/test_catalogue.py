@@ -17,9 +17,9 @@ from forge_validate.verdict import decide
 def test_every_suite_is_whole_and_within_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
     found = {one.suite: one for one in catalogue.listed()}
     assert found.keys() >= {"smoke", "quick", "standard", "soak", "cpu-standard"}
-    # Ten minutes at 1,500 tokens a second; a minute of the same for the quick one.
+    # Ten minutes at 1,500 tokens a second; the quick one has a minute, and most of its tokens are prompts of one-token answers.
     assert found["standard"].tokens <= 900_000
-    assert found["quick"].tokens <= 90_000
+    assert found["quick"].tokens <= 100_000
     for name in found:
         cases, answers = suite.load(name, "SmolLM2-135M-Instruct")
         Bench(cases, answers, policy.load("rehearsal"), "m")

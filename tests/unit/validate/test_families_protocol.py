@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from fake_chat import FakeChat, model_folder
-from forge_validate.families.offered import offered
 
 from forge_validate import exchange
 from forge_validate.checks import CheckResult
@@ -14,9 +13,10 @@ from forge_validate.diagnose import diagnose
 from forge_validate.exchange import Exchange
 from forge_validate.families import runner
 from forge_validate.families.runner import Sender
+from forge_validate.offers import UNSEEN
 from forge_validate.server import Server
 
-from .asking import bench, outcomes
+from .asking import OFFERS, bench, outcomes
 
 SECTIONS = {
     "template": {"words": 60, "at_once": 8, "timeout": 10},
@@ -27,7 +27,7 @@ SECTIONS = {
 
 def ask(server: FakeChat, folder: Path, *, model: bool = True) -> tuple[dict[str, CheckResult], dict[str, Exchange]]:
     place = Server(url=server.url, served="m")
-    judged = bench(SECTIONS, offers=offered(place), model=model_folder(folder / "model") if model else None)
+    judged = bench(SECTIONS, offers=OFFERS if server.native else UNSEEN, model=model_folder(folder / "model") if model else None)
     recorded: dict[str, Exchange] = {}
     results: list[CheckResult] = []
     with Sender(place, folder / "exchanges") as sender:
