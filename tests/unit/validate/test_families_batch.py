@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from asking import MARGIN, ask, bench, outcomes
 from fake_engine import FakeEngine
 
 from forge_core.errors import UsageError
@@ -13,8 +14,6 @@ from forge_validate.exchange import Exchange, Request
 from forge_validate.families import Ask, Wave, about, overlap
 from forge_validate.families.runner import Sender
 from forge_validate.server import Server
-
-from .asking import MARGIN, ask, bench, outcomes
 
 BATCH = {
     "batch": {

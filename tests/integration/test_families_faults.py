@@ -7,13 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from asking import MARGIN, ask, outcomes
 from fake_engine import FakeEngine
 
 from forge_validate.checks import CheckResult
 from forge_validate.families.shrink import Size, shrink
 from forge_validate.families.slope import slope
-
-from .asking import MARGIN, ask, outcomes
 
 POOL = 3000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from asking import OFFERS, bench, outcomes
 from fake_chat import FakeChat, model_folder
 
 from forge_validate import exchange
@@ -16,8 +17,6 @@ from forge_validate.families.runner import Sender
 from forge_validate.offers import UNSEEN
 from forge_validate.server import Server
 
-from .asking import OFFERS, bench, outcomes
-
 SECTIONS = {
     "template": {"words": 60, "at_once": 8, "timeout": 10},
     "parsers": {"tokens": 40, "small": 3, "at_once": 4, "timeout": 10},
@@ -27,7 +26,9 @@ SECTIONS = {
 
 def ask(server: FakeChat, folder: Path, *, model: bool = True) -> tuple[dict[str, CheckResult], dict[str, Exchange]]:
     place = Server(url=server.url, served="m")
-    judged = bench(SECTIONS, offers=OFFERS if server.native else UNSEEN, model=model_folder(folder / "model") if model else None)
+    judged = bench(
+        SECTIONS, offers=OFFERS if server.native else UNSEEN, model=model_folder(folder / "model") if model else None
+    )
     recorded: dict[str, Exchange] = {}
     results: list[CheckResult] = []
     with Sender(place, folder / "exchanges") as sender:
