@@ -129,6 +129,7 @@ def test_a_volume_of_another_image_is_not_taken(engine: Engine, plan: Serving, b
         foreign.remove()
 
 
+# What it asks is what a machine without a GPU answers; with one the container would start.
 @pytest.mark.skipif(inventory().absent is None, reason="there is a GPU here")
 @pytest.mark.parametrize("devices", [{"gpus": "all"}, {"cdi": ["nvidia.com/gpu=all"]}])
 def test_no_gpu_driver_is_an_environment_failure(make: Make, plan: Serving, devices: dict[str, Any]) -> None:

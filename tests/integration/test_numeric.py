@@ -102,6 +102,7 @@ def wrong(document: dict[str, Any], kernel: str) -> set[str]:
     return {name for name, outcome in outcomes(document, kernel).items() if outcome == "failed"}
 
 
+# pytest and its compiled dependencies are mounted from here into the image, whose Python is 3.11.
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the image's Python runs the packages of this environment")
 def test_the_reference(container: Container) -> None:
     code = "import sys; sys.path[:0] = ['/forge']; sys.path.append('/site'); import pytest; sys.exit(pytest.main())"

@@ -54,6 +54,7 @@ def opened(wheel: Path, *, locked: bool = False) -> Iterator[zipfile.ZipFile]:
         archive = zipfile.ZipFile(wheel)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UsageError(f"{wheel} is no file") from error
+    # zipfile's own word for archives in several parts
     except (*_DAMAGE, NotImplementedError) as error:
         kind = IntegrityError if locked else Refused
         raise kind(f"{wheel.name} cannot be read as a wheel: {error}", hint="make or fetch it again") from error
@@ -63,7 +64,7 @@ def opened(wheel: Path, *, locked: bool = False) -> Iterator[zipfile.ZipFile]:
         except _DAMAGE as error:
             raise IntegrityError(f"{wheel.name} is damaged: {error}", hint="make or fetch it again") from error
         except (NotImplementedError, RuntimeError) as error:
-            # An unknown compression method, or encryption.
+            # zipfile's own words: NotImplementedError for an unknown compression method, RuntimeError for encryption
             raise Refused(f"{wheel.name} cannot be unpacked: {error}") from error
 
 

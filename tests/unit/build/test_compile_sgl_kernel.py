@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -216,7 +215,6 @@ def test_a_source_that_does_not_state_its_version_once_is_refused(
     assert "pyproject.toml states its version 0 times" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_the_tool_chain_gets_what_a_linker_wants(inside: ModuleType, tmp_path: Path) -> None:
     lib = tmp_path / "lib"
     lib.mkdir()

@@ -18,7 +18,6 @@ from forge_build.manifest import Base
 from forge_core.errors import EnvironmentFailure, UsageError
 from forge_core.process import run
 
-pytestmark = pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
 BASE = Base.model_validate({"suite": "bookworm", "builder": {"packages": []}, "runtime": {"packages": []}})
 
 

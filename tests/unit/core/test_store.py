@@ -235,6 +235,7 @@ def test_the_shared_lock_comes_back_after_being_alone(store):
 @pytest.fixture
 def somebody_else():
     """What belongs to root cannot be written by who runs now."""
+    # Root writes anywhere, so it must become another; a user owns the files and cannot give them away. CI is root.
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     os.seteuid(65534)

@@ -8,11 +8,9 @@ from forge_validate.resolved import differing
 
 def served_model(evidence: Evidence) -> CheckResult:
     """`/v1/models` lists exactly the model we told it to serve."""
-    body = evidence.exchange.response
-    listed = body.get("data") if isinstance(body, dict) else None
-    if evidence.exchange.status != 200 or not isinstance(listed, list):
+    names = _names(evidence)
+    if names is None:
         return evidence.failed(f"HTTP {evidence.exchange.status}, no list of models")
-    names = [str(model.get("id")) for model in listed if isinstance(model, dict)]
     text = ", ".join(names)
     if names != [evidence.served]:
         return evidence.failed(f"lists {text or 'nothing'}, not {evidence.served}", value=text)
@@ -21,11 +19,9 @@ def served_model(evidence: Evidence) -> CheckResult:
 
 def listed(evidence: Evidence) -> CheckResult:
     """`/v1/models` lists the model that is asked; a server of others may serve more than one."""
-    body = evidence.exchange.response
-    models = body.get("data") if isinstance(body, dict) else None
-    if evidence.exchange.status != 200 or not isinstance(models, list):
+    names = _names(evidence)
+    if names is None:
         return evidence.failed(f"HTTP {evidence.exchange.status}, no list of models")
-    names = [str(model.get("id")) for model in models if isinstance(model, dict)]
     text = ", ".join(names)
     if evidence.served not in names:
         return evidence.failed(f"lists {text or 'nothing'}, not {evidence.served}", value=text)
@@ -68,3 +64,12 @@ def flags(evidence: Evidence) -> CheckResult:
         listed = ", ".join(f"{flag} is {told}, not {wanted}" for flag, wanted, told in wrong)
         return evidence.failed(f"the server does not run as it was told: {listed}", value=wrong[0][0])
     return evidence.passed(f"runs with the {len(evidence.flags)} flags of the serving", value=len(evidence.flags))
+
+
+def _names(evidence: Evidence) -> list[str] | None:
+    """The models that `/v1/models` lists; none where it lists nothing."""
+    body = evidence.exchange.response
+    models = body.get("data") if isinstance(body, dict) else None
+    if evidence.exchange.status != 200 or not isinstance(models, list):
+        return None
+    return [str(model.get("id")) for model in models if isinstance(model, dict)]
