@@ -1,6 +1,6 @@
 """Compares ways to schedule the FP4 part of sgl-kernel with the real compilers; prints the table of docs/compiling.md.
 
-    python tests/compare_units.py [WAY...]
+    python tests/compare_units.py [one|two] [WAY...]
 
 Every run is a builder container as a build of the profile sm120 has it: the same memory, the same patched sources, no compiler
 cache. Run it after `build --profile sm120 --subset fp4`, whose inputs and builder image it takes, on
@@ -16,8 +16,8 @@ import threading
 import time
 from pathlib import Path
 
-SETS = {"one heavy, 5 light": "nvfp4_blockwise_moe", "two heavy, 5 light": None}
-"""Name -> the unit that is left out."""
+SETS = {"one": ("one heavy, 5 light", "nvfp4_blockwise_moe"), "two": ("two heavy, 5 light", None)}
+"""Name on the command line -> name in the table, the unit that is left out."""
 WAYS = ("-j1", "-j2", "ours")
 PROFILE = "sm120"
 
@@ -68,7 +68,7 @@ def inside(way, left_out):
     print("result:", json.dumps(found | {"units": len(targets)}))
 
 
-def main(ways):
+def main(sets, ways):
     """Every set in every way, one after another."""
     from forge_build import base, image, lock, manifest, steps
     from forge_build import compile as stage
@@ -87,12 +87,14 @@ def main(ways):
     with tempfile.TemporaryDirectory() as scratch:
         locked = lock.load(plan)
         inputs = fetch(plan, locked, store, offline=True, console=console)
-        root = base.build("builder", plan, inputs, log=work_folder(PROFILE) / "logs" / "base.log", console=console)
-        tag = image.builder_tag(plan, root, locked.wheels["builder"], engine)
+        logs = work_folder(PROFILE) / "logs"
+        root = base.build("builder", plan, inputs, log=logs / "base.log", console=console)
+        wheels, log = locked.wheels["builder"], logs / "builder.log"
+        tag = image.builder(plan, inputs, root, wheels, engine, store, log=log, console=console)
         tree = steps.patch_sources(plan, locked, inputs, Path(scratch), console)["sgl-kernel"]
         order, recipe = stage._order("sgl-kernel", plan, tree, "fp4")
         given = recipe.plan(order)
-        for load, left_out in SETS.items():
+        for load, left_out in (SETS[name] for name in sets):
             for way in ways:
                 memory, cores = schedule.share(engine)
                 scheduler = schedule.inside(memory, cores, sizes.known(store))
@@ -104,7 +106,7 @@ def main(ways):
                 environment, lines = stage._environment(order, given), []
                 with builder(engine, tag, argv, environment, name="compare", keep=False, memory=memory) as container:
                     copy_in(container, files, epoch=plan.epoch)
-                    follow(container, work_folder(PROFILE) / "logs" / "compare-units.log", lines.append)
+                    follow(container, logs / "compare-units.log", lines.append)
                     killed = out_of_memory(container)
                 report(load, way, lines, killed)
 
@@ -126,4 +128,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
         inside(*sys.argv[2:])
     else:
-        main(sys.argv[1:] or WAYS)
+        wanted = sys.argv[1:]
+        main([name for name in SETS if name in wanted] or SETS, [way for way in wanted if way not in SETS] or WAYS)

@@ -13,6 +13,7 @@ from typing import Literal
 from forge_build.fetch import Inputs
 from forge_build.lock import LockedDeb
 from forge_build.manifest import Manifest
+from forge_core import disk
 from forge_core.console import Console, size
 from forge_core.errors import EnvironmentFailure, IntegrityError, Refused
 from forge_core.model import ImageRef, canonical_sha256
@@ -149,7 +150,8 @@ def _mmdebstrap(manifest: Manifest, debs: tuple[LockedDeb, ...], repository: Pat
         hint = None
         if re.search(r"unshare|newuidmap|user namespace", text):
             hint = "run as root, or allow unprivileged user namespaces (package uidmap, kernel.unprivileged_userns_clone=1)"
-        elif "No space left" in text:
+        elif "No space left" in text or disk.tight((archive, repository), disk.FULL):
+            # seen on a full disk: "tar --extract failed: 512" and no more, so the disks are asked as well
             hint = f"free space on the disks of {archive.parent} and {repository.parent}"
         raise (EnvironmentFailure if hint else Refused)(
             f"mmdebstrap could not make the root file system of {manifest.base.suite}",

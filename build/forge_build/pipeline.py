@@ -93,6 +93,7 @@ def _build(
     engine = engines.connect()
     try:
         staging = steps.staging_repository(plan, engine, console)
+        steps.look_at_disks(plan, engine, store, work, console)
         with clock.stage("fetch"):
             inputs = fetch(plan, locked, store, offline=offline, console=console, mirrors=mirrors)
         with clock.stage("base"):

@@ -17,8 +17,8 @@ from forge_build.image import BuiltFile
 from forge_build.lock import Lock
 from forge_build.manifest import Manifest
 from forge_build.wheel_check.stack import stack
+from forge_core import disk, registry
 from forge_core import engine as engines
-from forge_core import registry
 from forge_core.console import Console, size
 from forge_core.errors import EnvironmentFailure, IntegrityError, UsageError
 from forge_core.model import ImageRef, ModelRef
@@ -55,6 +55,21 @@ def staging_repository(plan: Manifest, engine: engines.Engine, console: Console)
         repository = f"{local.ensure(console)}/{plan.image.name}"
     registry.require_reachable(repository, remote_engine=engine.remote)
     return repository
+
+
+def look_at_disks(plan: Manifest, engine: engines.Engine, store: Store, work: Path, console: Console) -> None:
+    """Warn where less is free than a build from nothing takes; one that finds most of it made before takes little."""
+    if plan.disk_gb is None:
+        return
+    places = [store.root, work]
+    if not engine.remote:
+        places.append(Path(engine.client.info()["DockerRootDir"]))
+    for place, amount in disk.tight(places, plan.disk_gb * 10**9):
+        console.say(
+            f"warning: {size(amount)} free on the disk of {place}; a build from nothing takes {plan.disk_gb} GB at its peak."
+            " `docker system df` and `python -m forge_core store gc` tell what can go",
+            "yellow",
+        )
 
 
 def patch_sources(

@@ -44,8 +44,7 @@ def test_the_production_profile_resolves_to_torch_for_cuda_13_without_the_publis
     assert by_name["torch"].version == "2.11.0"
     assert by_name["torch"].file.startswith("torch-2.11.0-cp311-")
     assert by_name["nvidia-cuda-runtime"].version.startswith("13.0.")
-    assert by_name["flashinfer-python"].version == "0.6.5"
-    assert "sgl-kernel" not in by_name
+    assert not {"sgl-kernel", "flashinfer-python", "sglang"} & set(by_name), "these come from source"
     assert not [name for name in by_name if name.endswith("-cu12")]
 
 

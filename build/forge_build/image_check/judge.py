@@ -160,8 +160,8 @@ def _versions(installed: Sequence[Sequence[str]], expected: Expected) -> list[Fi
 
 def _files(record: Mapping[str, Any], expected: Expected) -> list[Finding]:
     told = [
-        # "DISTRIBUTION: PATH: what is wrong", "PATH: one and another"
-        *(("file-changed", text.split(": ")[1], text) for text in record["wrong"]),
+        # "DISTRIBUTION: PATH: what is wrong", "DISTRIBUTION: no RECORD", "PATH: one and another"
+        *(("file-changed", text.split(": ")[-2 if text.count(": ") == 1 else 1], text) for text in record["wrong"]),
         *(("file-claimed-twice", text.split(": ")[0], text) for text in record["clashes"]),
     ]
     rows = [

@@ -234,6 +234,8 @@ class Manifest(Frozen):
     """Packages that are resolved as of the end of another, later day."""
     epoch: Annotated[int, Field(ge=315532800)]
     """SOURCE_DATE_EPOCH, seconds: the newest time stamp in any output."""
+    disk_gb: Annotated[int, Field(ge=1)] | None = None
+    """GB (10^9 bytes) a build that starts from nothing takes at its peak, as measured; with less free it warns."""
     target: Target
     indexes: dict[Name, Index] = Field(default_factory=dict)
     staging: str | None = None

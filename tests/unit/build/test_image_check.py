@@ -113,6 +113,7 @@ def test_files_that_are_known_to_be_at_odds_are_no_fault() -> None:
         ("version", "torch", "versions", lambda s, c: s["versions"].append(["torch", "2.13.0+cpu"])),
         ("version", "more", "versions", lambda s, c: s["versions"].append(["more", "1"])),
         ("file-changed", "a.py", "files", lambda s, c: s["record"]["wrong"].append("torch: a.py: other bytes")),
+        ("file-changed", "torch", "files", lambda s, c: s["record"]["wrong"].append("torch: no RECORD")),
         ("file-claimed-twice", "a.py", "files", lambda s, c: s["record"]["clashes"].append("a.py: one and two")),
         ("record", "sglang", "files", lambda s, c: s["record"]["records"].update(sglang="x" * 64)),
         ("record", "sglang", "files", lambda s, c: s["record"]["records"].pop("sglang")),
