@@ -13,6 +13,9 @@ from scheduling.admission import Unit, pick, victim
 from scheduling.sizes import Sizes, margin
 
 _TICK_S = 0.1
+_LONGEST_TICK_S = 0.5
+_GROWTH = 4 * 10**9
+"""Bytes a second, assumed to be more than compilers on a few cores take: a look comes before the room above the floor is gone."""
 _STATE_S = 2.0
 _SETTLE_S = 0.2
 """At the beginning the first to ask is not the heaviest: wait until no new one comes for so long."""
@@ -48,6 +51,7 @@ class Broker:
         self._number = 0
         self._failed = False
         self._changed = self._asked = self._told = self._measured = 0.0
+        self._tick = _TICK_S
         self.seen = {"peak": 0, "free": None, "cpu": 0.0, "units": 0, "again": 0}
         """What came of it all: bytes, seconds, numbers."""
 
@@ -87,7 +91,7 @@ class Broker:
 
     def _loop(self):
         while True:
-            for key, _ in self._selector.select(_TICK_S if self._running or self._waiting else None):
+            for key, _ in self._selector.select(self._tick if self._running or self._waiting else None):
                 if key.fileobj == self._end:
                     return
                 if key.fileobj is self._server:
@@ -188,7 +192,7 @@ class Broker:
     def _watch(self):
         """Measure every unit; give one up when the memory falls below the floor."""
         now = time.monotonic()
-        if now - self._measured < _TICK_S / 2:
+        if now - self._measured < self._tick / 2:
             return
         self._measured = now
         found = processes.uses(self._token) if self._running else {}
@@ -200,7 +204,10 @@ class Broker:
         free = memory.free()
         self.seen["peak"] = max(self.seen["peak"], sum(use.rss for use in found.values()))
         self.seen["free"] = min(free, free if self.seen["free"] is None else self.seen["free"])
-        unit = victim([u for u in self._running if not u.killed], self._headroom())
+        headroom = self._headroom()
+        # A look reads every process of the builder: ten a second took a tenth of a core.
+        self._tick = min(max(headroom / _GROWTH, _TICK_S), _LONGEST_TICK_S) if self._running else _TICK_S
+        unit = victim([u for u in self._running if not u.killed], headroom)
         # One at a time: the kernel needs a moment to take the memory back.
         if unit is not None and not any(u.killed for u in self._running):
             unit.killed = True
