@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     verb.add_argument("--record", metavar="FILE", type=Path, help="the build record (default work/PROFILE)")
     verb.add_argument(
-        "--why", metavar="TEXT", required=True, help="why this server may be trusted; it goes into the file"
+        "--why", metavar="TEXT", help="why this server may be trusted, in a sentence; it goes into the file"
     )
     verb.add_argument(
         "--out", metavar="FILE", type=Path, help="the file (default the model's among this package's own)"
@@ -111,7 +111,7 @@ def _golden(options: argparse.Namespace, console: Console) -> int:
         offline=options.offline,
     )
     work = work_folder(profile) / "golden"
-    golden, path = make(Order(wish, options.why, options.out, options.add), work, console)
+    golden, path = make(Order(wish, options.why or "", options.out, options.add), work, console)
     console.say(f"golden     {path}: {len(golden.prompts)} prompts", "bold")
     if options.json:
         sys.stdout.write(document.dumps(golden))

@@ -32,7 +32,11 @@ RULE = {
 }
 OK = CheckResult(check="a/known", outcome="passed", explanation="fine")
 EXCUSED = CheckResult(
-    check="golden/kl/64", outcome="unmeasured", explanation="no golden file of m", lacks="golden", excused="why; approved"
+    check="golden/kl/64",
+    outcome="unmeasured",
+    explanation="no golden file of m",
+    lacks="golden",
+    excused="why; approved",
 )
 
 
@@ -60,7 +64,9 @@ def test_it_holds_for_its_subject_alone(ruled: Policy, rules: Policy, tmp_path: 
     assert bootstrap.holding(ruled, IMAGE, "n", golden=False, folder=tmp_path) is None
 
 
-def test_it_is_over_with_a_golden_a_note_or_the_release_tag(ruled: Policy, tmp_path: Path, tags: dict[str, str]) -> None:
+def test_it_is_over_with_a_golden_a_note_or_the_release_tag(
+    ruled: Policy, tmp_path: Path, tags: dict[str, str]
+) -> None:
     assert bootstrap.holding(ruled, IMAGE, "m", golden=True, folder=tmp_path) is None
     tags["release"] = OTHER.digest
     assert bootstrap.holding(ruled, IMAGE, "m", golden=False, folder=tmp_path) is not None

@@ -113,7 +113,11 @@ class Talker:
     def _ranked(self, one: list[tuple[float | None, str]], stands: str) -> dict[str, Any]:
         """As vLLM's: by id, and the token that stands there is told whatever its rank."""
         found = {str(ord(t)): {"logprob": v, "rank": at + 1, "decoded_token": t} for at, (v, t) in enumerate(one)}
-        return found | {str(ord(stands)): {"logprob": -30.0, "rank": 99, "decoded_token": stands}} if stands == " " else found
+        return (
+            found | {str(ord(stands)): {"logprob": -30.0, "rank": 99, "decoded_token": stands}}
+            if stands == " "
+            else found
+        )
 
 
 def settings_of(judged: Bench) -> Settings:
@@ -126,7 +130,9 @@ def make(talker: Talker, **changes: Any) -> Golden:
     judged = bench({"golden": GOLDEN}, offers=talker.offers)
     about = {"model": "SmolLM2-135M-Instruct", "revision": None, "tokenizer": None} | changes
     sent: Any = talker
-    return record(sent, judged, settings_of(judged), Subject(**about), "it is made so", encode, lambda _: None)
+    return record(
+        sent, judged, settings_of(judged), Subject(**about), "the server in memory is made so", encode, lambda _: None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +140,9 @@ def golden() -> Golden:
     return make(Talker())
 
 
-def judge(talker: Talker, golden: Golden | None, section: Mapping[str, Any] = GOLDEN, **changes: Any) -> dict[str, CheckResult]:
+def judge(
+    talker: Talker, golden: Golden | None, section: Mapping[str, Any] = GOLDEN, **changes: Any
+) -> dict[str, CheckResult]:
     judged = bench({"golden": section}, offers=talker.offers, golden=golden, **changes)
     ((family, settings),) = judged.families
     recorded: dict[str, Exchange] = {}
@@ -250,7 +258,9 @@ def test_the_cost_is_no_less_than_what_was_asked(golden: Golden) -> None:
     bodies = [ask.request.body for ask in talker.asked if ask.request.path == "/generate"]
     spent = sum(len(body["input_ids"]) + body["sampling_params"]["max_new_tokens"] for body in bodies)
     judged = bench({"golden": GOLDEN})
-    assert 0.8 * judged.families[0][0].cost(settings_of(judged)) < spent <= judged.families[0][0].cost(settings_of(judged))
+    assert (
+        0.8 * judged.families[0][0].cost(settings_of(judged)) < spent <= judged.families[0][0].cost(settings_of(judged))
+    )
 
 
 def test_a_suite_that_wants_more_places_than_it_asks_is_refused() -> None:

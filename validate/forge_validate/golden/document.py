@@ -25,6 +25,8 @@ Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+WHY = 15
+"""Characters of a reason to trust a run, at least."""
 # The most that rounding puts a probability above 1.
 _ABOVE_ONE = 1e-3
 
@@ -104,7 +106,7 @@ class Golden(Frozen):
 
     schema_version: Literal[1] = 1
     subject: Subject
-    trusted: Annotated[str, StringConstraints(min_length=15)]
+    trusted: Annotated[str, StringConstraints(min_length=WHY)]
     """Why this run may be trusted."""
     recorded: date
     suite: str

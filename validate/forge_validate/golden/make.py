@@ -20,7 +20,7 @@ from forge_validate.families.golden import GoldenFamily, Settings
 from forge_validate.families.runner import Sender
 from forge_validate.families.trusted import TOKENIZER
 from forge_validate.golden import document, record
-from forge_validate.golden.document import Golden, Subject
+from forge_validate.golden.document import WHY, Golden, Subject
 from forge_validate.golden.texts import Encode
 from forge_validate.judge import Bench
 from forge_validate.line import Wish
@@ -50,7 +50,7 @@ class Order:
     wish: Wish
     """Which server, which suite, whose answers; `model` is the folder that a server at an address is said to serve."""
     why: str
-    """Why that server may be trusted."""
+    """Why that server may be trusted; empty only to `add`."""
     out: Path | None = None
     """The file; none: the model's in this package."""
     add: bool = False
@@ -73,8 +73,10 @@ def make(order: Order, work: Path, console: Console) -> tuple[Golden, Path]:
     """Write a golden file; returns it and its place. Exchanges and logs lie in `work`.
 
     An image of a record is booted twice, so that a restart is among the paths. Raises what attaching or booting raises, and
-    as `record.record`; UsageError for a suite without a `golden` section, and for a model without answers of its own.
+    as `record.record`; UsageError without a reason, for a suite without a `golden` section, for a model without answers of its own.
     """
+    if not order.add and len(order.why.strip()) < WHY:
+        raise UsageError("a golden needs a reason to trust this server", hint="say it in a sentence: --why TEXT")
     if order.wish.url is not None:
         golden, path = _attached(order, order.wish.url, work, console)
     else:

@@ -85,16 +85,10 @@ def record(
 def again(sender: Sender, bench: Bench, settings: Settings, golden: Golden, told: Told) -> Golden:
     """Measure a golden's prompts once more, on a server that was started anew; its noise joins the golden's.
 
-    Raises as `record`, and Refused for a server with another tokenizer.
+    Raises as `record`, and Refused for another model folder or tokenizer.
     """
-    for one in golden.prompts[:1]:
-        body = {"model": bench.served, "prompt": one.text}
-        path = bench.offers.tokenize_path
-        if path is not None:
-            request = Request(method="POST", path=path, body=body)
-            (found,) = sender.send(Wave((Ask("golden/restart-tokenize", request, settings.timeout),)))
-            if (differs := trusted.other_ids(one, found)) is not None:
-                raise Refused(f"this server is not the golden's: {differs}")
+    if (differs := _other(sender, bench, settings, golden)) is not None:
+        raise Refused(f"this server is not the golden's: {differs}")
     asked = Asker(sender, bench, settings, golden.alternatives, told)
     kept = golden.model_copy(
         update={"noise": tuple(one for one in golden.noise if not one.path.startswith("restart-"))}
@@ -102,6 +96,17 @@ def again(sender: Sender, bench: Bench, settings: Settings, golden: Golden, told
     said = asked.decoded("restart-decoded", _prompts(golden))
     kept = _joined(kept, _noise("restart-decoded", golden.prompts, said=said))
     return _demand_trust(_measured(kept, asked, "restart-"), settings)
+
+
+def _other(sender: Sender, bench: Bench, settings: Settings, golden: Golden) -> str | None:
+    """Why a server is not the one that a golden was recorded from, as far as it can be told."""
+    path = bench.offers.tokenize_path
+    if (differs := trusted.other_files(golden, bench.identity)) is not None or path is None:
+        return differs
+    first = golden.prompts[0]
+    request = Request(method="POST", path=path, body={"model": bench.served, "prompt": first.text})
+    (told,) = sender.send(Wave((Ask("golden/restart-tokenize", request, settings.timeout),)))
+    return trusted.other_ids(first, told)
 
 
 def _measured(golden: Golden, asked: Asker, prefix: str) -> Golden:

@@ -26,7 +26,9 @@ def golden(engine: FakeEngine, out: Path, *more: str, suite: str = "cpu-standard
     return main([*words, *more])
 
 
-def test_a_golden_is_recorded_and_a_restart_added(engine: FakeEngine, tmp_path: Path, model_folder: Path) -> None:
+def test_a_golden_is_recorded_and_a_restart_added(engine: FakeEngine, tmp_path: Path) -> None:
+    model_folder = tmp_path / "model"
+    model_folder.mkdir()
     out, of = tmp_path / "golden.json", ("--answers", "SmolLM2-135M-Instruct")
     (model_folder / "config.json").write_text('{"model_type": "llama", "torch_dtype": "bfloat16"}')
     (model_folder / "tokenizer.json").write_text("{}")
