@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     verb.add_argument("exchanges", metavar="FILE", nargs="+", type=Path, help="exchanges, or folders of them")
     verb = parser.verb("golden", _golden, "record a golden file from a server that is trusted, with its own noise")
-    verb.add_argument("--url", metavar="URL", help="the server; without it the recorded image is booted, twice")
+    verb.add_argument("--url", metavar="URL", help="the server; without it the recorded image is booted")
     verb.add_argument("--served", metavar="NAME", help="the model to ask, where the server at URL serves several")
     verb.add_argument("--api-key-env", metavar="VARIABLE", help="the variable that holds that server's API key")
     verb.add_argument("--suite", metavar="NAME", help="whose `golden` section says what to ask (default the policy's)")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb.add_argument(
         "--out", metavar="FILE", type=Path, help="the file (default the model's among this package's own)"
     )
-    verb.add_argument("--add", action="store_true", help="measure that file's prompts again, after a restart")
+    verb.add_argument("--add", action="store_true", help="measure that file's prompts again, on a server started anew")
     parser.verb("suites", _suites, "list the suites: what each asks, and at most how many tokens that costs")
     verb = parser.verb("promote", _promote, "move the tag that a receipt allows, without another look at the server")
     verb.add_argument("receipt", metavar="RECEIPT", type=Path, help="results.json of a passed validation")

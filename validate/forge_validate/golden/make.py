@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -72,7 +72,7 @@ class _Made:
 def make(order: Order, work: Path, console: Console) -> tuple[Golden, Path]:
     """Write a golden file; returns it and its place. Exchanges and logs lie in `work`.
 
-    An image of a record is booted twice, so that a restart is among the paths. Raises what attaching or booting raises, and
+    Raises what attaching or booting raises, and
     as `record.record`; UsageError without a reason, for a suite without a `golden` section, for a model without answers of its own.
     """
     if not order.add and len(order.why.strip()) < WHY:
@@ -112,15 +112,15 @@ def _booted(order: Order, work: Path, console: Console) -> tuple[Golden, Path]:
     subject, image = reached.subject, reached.target.image
     judged = replace(judged, model=subject.folder, identity=subject.model)
     made = _Made(image.digest, subject.serving.content_sha256(), subject.serving.tells)
-    golden = document.load(path) if order.add else None
-    with trial.held(subject, console, keep=False):
-        for number in range(1 if order.add else 2):
-            log = work / "logs" / f"server-{number}.log"
-            with boot(
-                reached.engine, str(image), subject.serving, subject.model, subject.folder, log=log, console=console
-            ) as server:
-                golden = _measured(order, server, judged, settings, golden, work, console, made)
-    return cast(Golden, golden), path
+    before = document.load(path) if order.add else None
+    log = work / "logs" / "server.log"
+    with (
+        trial.held(subject, console, keep=False),
+        boot(
+            reached.engine, str(image), subject.serving, subject.model, subject.folder, log=log, console=console
+        ) as server,
+    ):
+        return _measured(order, server, judged, settings, before, work, console, made), path
 
 
 def _measured(
