@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from forge_core.errors import IntegrityError, UsageError
+from forge_validate import data
+from forge_validate.families.golden import Settings, chosen
 from forge_validate.golden import document, texts
 from forge_validate.golden.divergence import RESOLUTION, Row, agree, alike, amount, by_text, kl, row, step
 from forge_validate.golden.document import Golden, Noise, Prompt, Subject
 from forge_validate.golden.limits import limits
+from forge_validate.suite import Suite
 
 VOCABULARY = 60
 
@@ -252,3 +255,29 @@ def test_prompts_are_as_long_as_they_may_be(encode: texts.Encode) -> None:
 def test_a_tokenizer_that_makes_many_tokens_of_little_is_refused() -> None:
     with pytest.raises(UsageError, match="tokens of"):
         texts.prompt(0, 10, lambda text: (0,) * 40)
+
+
+# --- those of the package ---------------------------------------------------------------------------------------------
+
+
+def test_the_goldens_of_the_package_are_whole_and_small() -> None:
+    found = sorted(document.place("x").parent.glob("*.json"))
+    assert [path.stem for path in found] == ["SmolLM2-135M-Instruct"]
+    for path in found:
+        golden = document.load(path)
+        assert golden.subject.model == path.stem and golden.subject.revision and golden.subject.tokenizer
+        assert path.stat().st_size < 200_000
+        # Recorded in bfloat16 on the CPU: logits below 2 lie on a grid of 1/128.
+        assert golden.step == 2**-7
+
+
+def test_the_rehearsal_has_all_that_its_suites_ask() -> None:
+    golden = document.find("SmolLM2-135M-Instruct")
+    assert golden is not None
+    for name in ("cpu-standard", "quick"):
+        section = Settings.model_validate(data.load("suites", name, Suite).families["golden"])
+        for bucket, count in section.buckets.items():
+            some = chosen(section, golden, bucket)
+            assert len(some) == count and all(len(prompt.continuation) >= section.continuation for _, prompt in some)
+            assert limits(golden, bucket, section.margin.value) is not None
+        assert golden.alternatives >= section.alternatives
