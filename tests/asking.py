@@ -12,12 +12,17 @@ from forge_validate import policy, suite
 from forge_validate.checks import CheckResult
 from forge_validate.exchange import Exchange
 from forge_validate.families import runner
+from forge_validate.families.golden import Settings
 from forge_validate.families.runner import Sender
+from forge_validate.golden.document import Golden, Subject
+from forge_validate.golden.record import record
 from forge_validate.judge import Bench
 from forge_validate.offers import Offers
 from forge_validate.server import Server
 
-OFFERS = Offers.certain(("native", "metrics", "tokenize", "logprobs"), "the stand-in has it")
+OFFERS = Offers.certain(("native", "metrics", "tokenize", "logprobs"), "the stand-in has it").model_copy(
+    update={"tokenize_path": "/tokenize"}
+)
 MARGIN = {"value": 4, "reason": "the stand-in adds a millionth for each request more"}
 
 
@@ -28,12 +33,39 @@ def bench(sections: Mapping[str, Mapping[str, Any]], **changes: Any) -> Bench:
     return Bench(asked, answers, policy.load("rehearsal"), "m", **changes)
 
 
+GOLDEN: dict[str, Any] = {
+    "buckets": {40: 2, 120: 1},
+    "tail": 12,
+    "continuation": 8,
+    "alternatives": 8,
+    "least": 8,
+    "margin": MARGIN,
+    "agreement": {"value": 0.9, "reason": "the stand-in's likeliest letter is far ahead"},
+    "timeout": 60,
+}
+
+
+def recorded_golden(engine: FakeEngine, folder: Path, **changes: Any) -> Golden:
+    """A golden of the stand-in as it is now."""
+    judged = bench({"golden": GOLDEN | changes}, offers=OFFERS)
+    ((_, settings),) = judged.families
+    assert isinstance(settings, Settings)
+    subject = Subject(model="SmolLM2-135M-Instruct", revision=None, tokenizer=None)
+    with Sender(Server(url=engine.url, served="m"), folder) as sender:
+        return record(sender, judged, settings, subject, "the stand-in is healthy", encode, lambda _: None)
+
+
+def encode(text: str) -> tuple[int, ...]:
+    """The stand-in's tokens."""
+    return tuple(map(ord, text))
+
+
 def ask(
-    engine: FakeEngine, sections: Mapping[str, Mapping[str, Any]], folder: Path
+    engine: FakeEngine, sections: Mapping[str, Mapping[str, Any]], folder: Path, **changes: Any
 ) -> tuple[dict[str, CheckResult], dict[str, Exchange]]:
     """The results by check, and the exchanges by name."""
     server = Server(url=engine.url, served="m", memory=engine.memory)
-    judged = bench(sections, offers=OFFERS)
+    judged = bench(sections, **({"offers": OFFERS} | changes))
     recorded: dict[str, Exchange] = {}
     results: list[CheckResult] = []
     with Sender(server, folder) as sender:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,20 @@ def next_token(context: str) -> tuple[str, float, dict[str, float]]:
     return token, logprob, {token: logprob, other: -3.0}
 
 
+def logprobs(context: str, faults: Iterable[str] = (), noise: float = 0.0) -> dict[str, float]:
+    """A distribution over the letters whose likeliest is `next_token`'s: hashed logits, scaled or shifted by a fault."""
+    logits = {letter: zlib.crc32(f"{letter}{context}".encode()) % 4096 / 1024 for letter in LETTERS}
+    logits[next_token(context)[0]] = 5.0
+    if "scaled" in faults:
+        logits = {letter: value * 1.05 for letter, value in logits.items()}
+    if "shifted" in faults:
+        logits["c"] += 0.3
+    for letter in LETTERS if noise else ():
+        logits[letter] += noise * (zlib.crc32(f"{noise}{letter}{context}".encode()) % 2001 / 1000 - 1)
+    whole = math.log(sum(map(math.exp, logits.values())))
+    return {letter: value - whole for letter, value in logits.items()}
+
+
 def common_prefix(one: str, other: str) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
@@ -58,7 +73,9 @@ class FakeEngine:
     `nan` (null logprobs from batch 3 on), `lost` (who comes when 4 wait is forgotten), `stall` (streams stop in the middle
     when many wait), `zombie` (who hung up keeps the place), `kv` (every request leaves tokens in the pool), `grow`
     (every request leaves memory), `serial` (no batches), `uncached` (no prefix cache), `quiet-usage` (no usage
-    details), `mute` (no counters either).
+    details), `mute` (no counters either). Of `/generate`, which is there for golden files: `scaled` (all logits times 1.05),
+    `shifted` (one letter is likelier), `decode-scaled` (when decoding only), `null` (a NaN),
+    `no-input-logprobs` (those of the prompt are not told).
     """
 
     def __init__(self, *, max_running: int = 8, pool: int = 20_000, page: int = 1) -> None:
@@ -199,6 +216,8 @@ class FakeEngine:
             body = json.loads(await reader.readexactly(length)) if length else {}
             if path == "/v1/completions":
                 await self._complete(body, reader, writer)
+            elif path == "/generate":
+                await self._generate(body, writer)
             else:
                 self._answer(writer, *self._told(path, body))
             await writer.drain()
@@ -211,8 +230,13 @@ class FakeEngine:
         used = sum(len(job.prompt) + len(job.said) for job in self._running) + self._leaked
         if path == "/server_info":
             state = {"effective_max_running_requests_per_dp": self.max_running, "decode_cuda_graph_bs": []}
-            sizes = {"page_size": self.page, "max_total_num_tokens": self.pool, "version": "0"}
+            sizes = {"page_size": self.page, "max_total_num_tokens": self.pool, "version": "0", "model_path": "m"}
             return 200, sizes | {"internal_states": [state]}
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "sglang"}]}
+        if path == "/v1/chat/completions":
+            message = {"role": "assistant", "content": "a"}
+            return 200, {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         if path.startswith("/v1/loads"):
             running, waiting = len(self._running), len(self._waiting)
             return 200, {"loads": [{"num_running_reqs": running, "num_waiting_reqs": waiting, "num_used_tokens": used}]}
@@ -226,7 +250,7 @@ class FakeEngine:
                 *hits,
             ]
             return 200, "\n".join(lines) + "\n"
-        if path == "/tokenize":
+        if path.endswith("/tokenize"):
             return 200, {"tokens": [ord(c) for c in body["prompt"]], "count": len(body["prompt"])}
         if path.startswith("/flush_cache"):
             idle = not self._running and not self._waiting
@@ -260,6 +284,38 @@ class FakeEngine:
         finally:
             job.gone = job.gone or not job.done
             hangs_up.cancel()
+
+    async def _generate(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """As SGLang's: `[logprob, id, text]`, and nothing told of the first place of the prompt's."""
+        prompt = body.get("text") or "".join(map(chr, body["input_ids"]))
+        limit = body["sampling_params"]["max_new_tokens"]
+        job = Job(prompt, limit, str(body.get("cache_salt", "")), False)
+        self._waiting.append(job)
+        self._work.set()
+        while not job.done:
+            await self._news(job)
+        said, k = "".join(token for token, _, _ in job.said), body.get("top_logprobs_num", 1)
+        # A prefill is no decode, and several at one time are not one.
+        noise = 0.002 if len(self._running) > 1 else 0.001
+        faults = self.faults - {"scaled"} | ({"scaled"} if self.faults & {"scaled", "decode-scaled"} else set())
+        decoded = [self._triples(prompt + said[:at], k, faults, 2 * noise) for at in range(len(said))]
+        meta: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": len(said), "cached_tokens": 0}
+        meta["finish_reason"] = {"type": "length", "length": limit}
+        meta["output_top_logprobs"] = decoded
+        meta["output_token_logprobs"] = [[-0.1, ord(token), token] for token in said]
+        meta["input_token_logprobs"] = meta["input_top_logprobs"] = []
+        if "logprob_start_len" in body and "no-input-logprobs" not in self.faults:
+            start = body["logprob_start_len"]
+            rows = [self._triples(prompt[:at], k, self.faults, noise) for at in range(start + 1, len(prompt))]
+            meta["input_top_logprobs"] = [None, *rows]
+            meta["input_token_logprobs"] = [[None, ord(token), token] for token in prompt[start:]]
+        self._answer(writer, 200, {"text": said, "output_ids": [ord(c) for c in said], "meta_info": meta})
+
+    def _triples(self, context: str, count: int, faults: set[str], noise: float) -> list[list[Any]]:
+        told = sorted(logprobs(context, faults, noise).items(), key=lambda pair: -pair[1])[:count]
+        if "null" in faults and len(context) % 7 == 0:
+            return [[None, ord(token), token] for token, _ in told]
+        return [[value, ord(token), token] for token, value in told]
 
     async def _stream(self, body: dict[str, Any], job: Job, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")

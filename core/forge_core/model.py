@@ -109,6 +109,7 @@ class Deviation(Frozen):
         "dirty-tree",
         "fault",
         "waived-check",
+        "bootstrap",
         "other-suite",
         "other-answers",
         "model-differs",

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from asking import MARGIN, ask, outcomes
+from asking import GOLDEN, MARGIN, ask, outcomes, recorded_golden
 from fake_engine import FakeEngine
 
 from forge_validate.checks import CheckResult
@@ -17,6 +17,7 @@ from forge_validate.families.slope import slope
 POOL = 3000
 
 SECTIONS = {
+    "golden": GOLDEN,
     "batch": {"sizes": [1, 3], "tokens": 16, "beside": 1, "prefill": 300, "margin": MARGIN, "timeout": 60},
     "cache": {
         "words": 30,
@@ -70,9 +71,10 @@ SHORT = {
 def run(fault: str | None, folder: Path, *families: str) -> dict[str, CheckResult]:
     sections = {name: SECTIONS[name] | SHORT.get(fault or "", {}).get(name, {}) for name in families or SECTIONS}
     with FakeEngine(pool=POOL) as engine:
+        golden = recorded_golden(engine, folder / "golden") if "golden" in sections else None
         if fault is not None:
             engine.faults.add(fault)
-        results, _ = ask(engine, sections, folder)
+        results, _ = ask(engine, sections, folder, golden=golden)
     return results
 
 
@@ -80,6 +82,8 @@ def test_all_pass_on_a_healthy_server(tmp_path: Path) -> None:
     results = run(None, tmp_path)
     assert outcomes(results) == {}
     assert results.keys() == {
+        "golden/subject",
+        *(f"golden/{what}/{bucket}" for what in ("kl", "top1", "re-prefill") for bucket in (40, 120)),
         *(f"batch/{name}" for name in ("size-1", "size-3", "beside-prefill")),
         *(f"cache/{name}" for name in ("warm", "flushed", "evicted")),
         *(f"cache/branch-{length}" for length in (1, 2, 64, 65)),
@@ -93,6 +97,9 @@ def test_all_pass_on_a_healthy_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "wrong"),
     [
+        ("scaled", {"golden/kl/40": "failed", "golden/kl/120": "failed"}),
+        ("shifted", {"golden/kl/40": "failed", "golden/kl/120": "failed"}),
+        ("decode-scaled", {"golden/re-prefill/40": "failed", "golden/re-prefill/120": "failed"}),
         ("batch", {"batch/size-3": "failed"}),
         ("nan", {"batch/size-3": "failed"}),
         ("beside", {"batch/beside-prefill": "failed"}),

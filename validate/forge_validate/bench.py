@@ -5,8 +5,12 @@ from __future__ import annotations
 from forge_core.errors import UsageError
 from forge_core.model import Deviation
 from forge_validate import data, policy, serving, suite
+from forge_validate.families.golden import GoldenFamily
+from forge_validate.golden import document
+from forge_validate.golden.document import Golden
 from forge_validate.judge import Bench
 from forge_validate.policy import Policy
+from forge_validate.suite import Answers, Suite
 
 ANY = "any"
 """The profile, the suite and the answers for a server of which nothing is known."""
@@ -28,7 +32,7 @@ def bench(profile: str, *, suite_name: str | None = None, answers: str | None = 
     """The suite, answers, policy and flags of a profile that is started; raises UsageError."""
     rules, plan = policy.load(profile), serving.load(profile)
     questions, known = suite.load(suite_name or rules.suite, answers or plan.model)
-    return Bench(questions, known, rules, plan.model, plan.intended())
+    return Bench(questions, known, rules, plan.model, plan.intended(), golden=_golden(questions, known))
 
 
 def bench_of_others(profile: str, served: str, *, suite_name: str | None = None, answers: str | None = None) -> Bench:
@@ -41,7 +45,8 @@ def bench_of_others(profile: str, served: str, *, suite_name: str | None = None,
     plan = serving.load(profile) if profile in data.names("serving") else None
     usual = plan.model if plan else _answers(served)
     questions, known = suite.load(suite_name or rules.suite, answers or usual)
-    return Bench(questions, known, rules, served, plan.intended() if plan else {})
+    flags = plan.intended() if plan else {}
+    return Bench(questions, known, rules, served, flags, golden=_golden(questions, known))
 
 
 def chosen(rules: Policy, model: str, *, suite_name: str | None, answers: str | None) -> tuple[Deviation, ...]:
@@ -58,11 +63,16 @@ def chosen(rules: Policy, model: str, *, suite_name: str | None, answers: str | 
 
 def rules_of(judged: Bench) -> dict[str, str]:
     """Sha256 of what a verdict rests on beside the server, by the names a receipt's subject has for it."""
-    return {
+    return ({} if judged.golden is None else {"golden": judged.golden.content_sha256()}) | {
         "suite": judged.suite.content_sha256(),
         "answers": judged.answers.content_sha256(),
         "policy": judged.policy.content_sha256(),
     }
+
+
+def _golden(questions: Suite, known: Answers) -> Golden | None:
+    """The golden file of these answers, where the suite asks for one; raises as `document.load`."""
+    return document.find(known.golden_of) if GoldenFamily.name in questions.families else None
 
 
 def _answers(served: str) -> str:

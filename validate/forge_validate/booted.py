@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forge_core import record as build_record
 from forge_core import registry
 from forge_core.console import Console
-from forge_core.engine import connect
+from forge_core.engine import Engine, connect
 from forge_core.errors import UsageError
-from forge_validate import bench, gpu, serving, trial
+from forge_validate import bench, bootstrap, gpu, serving, trial
+from forge_validate.families.golden import GoldenFamily
+from forge_validate.judge import Bench
 from forge_validate.line import Walked, Wish
+from forge_validate.policy import Bootstrap
 from forge_validate.receipt import Subject
 from forge_validate.serving import Serving
 from forge_validate.target import Image, Recorded
@@ -20,9 +24,19 @@ from forge_validate.target.record import recorded
 from forge_validate.target.reference import fitted, image
 
 
-def walk(wish: Wish, home: Path, work: Path, console: Console) -> Walked:
-    """Boot and judge an image; `home` is the profile's folder, `work` this run's. Raises what the stages raise."""
-    judged = bench.bench(wish.profile, suite_name=wish.suite, answers=wish.answers)
+@dataclass(frozen=True)
+class Reached:
+    """An image that is here, and all that a server on it needs."""
+
+    target: Recorded | Image
+    engine: Engine
+    subject: trial.Subject
+    pull: float
+    """Seconds."""
+
+
+def reach(wish: Wish, home: Path, console: Console) -> Reached:
+    """Find the target and pull it; `home` is the profile's folder. Raises what target and pull raise."""
     plan = serving.load(wish.profile)
     with console.step("target", wish.image or wish.profile) as step:
         target, folder = _target(wish, plan, home)
@@ -40,12 +54,21 @@ def walk(wish: Wish, home: Path, work: Path, console: Console) -> Walked:
         step.result(target.image.digest)
         if isinstance(target, Image):
             plan = fitted(engine, identity, plan)
+    return Reached(target, engine, trial.Subject(str(target.image), plan, target.model, folder, gpus), pulled)
+
+
+def walk(wish: Wish, home: Path, work: Path, console: Console) -> Walked:
+    """Boot and judge an image; `home` is the profile's folder, `work` this run's. Raises what the stages raise."""
+    judged = bench.bench(wish.profile, suite_name=wish.suite, answers=wish.answers)
+    reached = reach(wish, home, console)
+    target, plan = reached.target, reached.subject.serving
+    if isinstance(target, Recorded):
+        judged = replace(judged, bootstrap=_bootstrap(judged, target, home))
     asked = bench.chosen(judged.policy, plan.model, suite_name=wish.suite, answers=wish.answers)
-    subject = trial.Subject(str(target.image), plan, target.model, folder, gpus)
     return Walked(
         target=target.model_copy(update={"deviations": target.deviations + asked}),
         bench=judged,
-        tried=trial.run(engine, subject, judged, work, console, keep=wish.keep),
+        tried=trial.run(reached.engine, reached.subject, judged, work, console, keep=wish.keep),
         subject=Subject(
             image=target.image,
             model=target.model.name,
@@ -54,10 +77,18 @@ def walk(wish: Wish, home: Path, work: Path, console: Console) -> Walked:
             **bench.rules_of(judged),
         ),
         arguments=(*plan.command, *plan.arguments()),
-        engine=engine.version,
-        gpus=tuple(f"{one.name}, compute capability {one.capability}, {one.uuid}" for one in gpus),
-        pull=round(pulled, 3),
+        engine=reached.engine.version,
+        gpus=tuple(f"{one.name}, compute capability {one.capability}, {one.uuid}" for one in reached.subject.gpus),
+        pull=round(reached.pull, 3),
     )
+
+
+def _bootstrap(judged: Bench, target: Recorded, home: Path) -> Bootstrap | None:
+    """The policy's bootstrap rule, where the suite asks for a golden and the rule holds for this target."""
+    if GoldenFamily.name not in judged.suite.families:
+        return None
+    known = judged.golden is not None
+    return bootstrap.holding(judged.policy, target.image, target.model.name, golden=known, folder=home)
 
 
 def _target(wish: Wish, plan: Serving, home: Path) -> tuple[Recorded | Image, Path]:

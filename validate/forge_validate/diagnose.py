@@ -1,8 +1,9 @@
 """What kind of wrong it is: from the results of all checks, and from nothing else.
 
 The order is the order of dependence: a kernel that computes wrong spoils all that follows, numbers that are not finite
-make every answer wrong, a tokenizer every prompt, a template every chat; what is right alone and wrong with a warm cache or in
-a batch is no matter of the answer; only then does a wrong answer say something about the answer.
+make every answer wrong, a tokenizer every prompt, a template every chat; what lies too far from a trusted run is asked alone
+and past the cache, so it comes before both; what is right alone and wrong with a warm cache or in a batch is no matter of the
+answer; only then does a wrong answer say something about the answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from forge_validate.checks import CheckResult
 from forge_validate.checks.result import NO_REPLY
 from forge_validate.checks.tokens import LEAK
 from forge_validate.families import FAMILIES
+from forge_validate.families.golden import LACKS as GOLDEN
 
 Kind = Literal[
     "kernels",
@@ -24,6 +26,8 @@ Kind = Literal[
     "tokenizer",
     "template",
     "garbage",
+    "wrong-golden",
+    "golden",
     "cache",
     "batch",
     "poison",
@@ -34,6 +38,7 @@ Kind = Literal[
     "stream",
     "answers",
     "no-answer",
+    "no-golden",
     "not-exercised",
     "not-offered",
 ]
@@ -138,6 +143,18 @@ _RULES = (
         "suspect kernels, weights or scales: try another backend in the serving, compare the model's sha256",
     ),
     _Rule(
+        "wrong-golden",
+        lambda result: result.outcome == "failed" and result.check == "golden/subject",
+        "the golden file is of another model or tokenizer, so nothing can be held against it",
+        "look which model is served; if that is meant, record its golden from a trusted run",
+    ),
+    _Rule(
+        "golden",
+        _family("golden"),
+        "what the model finds likely is not what the trusted run found likely, or not what it decodes itself",
+        "compare number formats, scales and backends with the golden's subject; if `re-prefill` alone fails, suspect decoding",
+    ),
+    _Rule(
         "cache",
         _family("cache"),
         "the answer behind a cached prefix is another one",
@@ -196,6 +213,12 @@ _RULES = (
         lambda result: _unanswered(result) and not _not_exercised(result),
         "the server gave no answer",
         "read the end of the server's log",
+    ),
+    _Rule(
+        "no-golden",
+        lambda result: result.outcome == "unmeasured" and result.lacks == GOLDEN,
+        "there is no golden file to hold the server against",
+        "record one from a trusted run (`python -m forge_validate golden`); without any, see `bootstrap` in docs/golden.md",
     ),
     _Rule(
         "not-exercised",

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forge_core.errors import UsageError
-from forge_core.model import Frozen
+from forge_core.model import Frozen, ModelRef
 from forge_validate import families, reply
 from forge_validate.checks import CHECKS, CheckResult, Evidence, finite
 from forge_validate.exchange import Exchange
 from forge_validate.families import Family
+from forge_validate.golden.document import Golden
 from forge_validate.offers import UNSEEN, Offers
 from forge_validate.offers.see import see
-from forge_validate.policy import Policy
+from forge_validate.policy import Bootstrap, Policy
 from forge_validate.suite import GENERATES, Answers, Case, Suite
 
 
@@ -33,6 +34,12 @@ class Bench:
     """What the server offers; empty: `judge` reads it from the exchanges."""
     model: Path | None = None
     """The model's folder, for what is rendered offline; none: it is not here."""
+    identity: ModelRef | None = None
+    """That folder by its bytes; none: it is not here."""
+    golden: Golden | None = None
+    """What a trusted run of this model said; none: there is no such file, or the suite has no use for it."""
+    bootstrap: Bootstrap | None = None
+    """The policy's rule, where it holds for what is judged (see `bootstrap`)."""
     families: tuple[tuple[Family, Frozen], ...] = field(init=False)
     """The suite's families with their settings."""
 

@@ -77,6 +77,8 @@ def _properties(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield "suite sha256", subject.suite
     yield "answers sha256", subject.answers
     yield "policy sha256", subject.policy
+    if subject.golden is not None:
+        yield "golden sha256", subject.golden
     yield "receipt sha256", receipt.sha256
     if receipt.record is not None:
         yield "build record sha256", receipt.record

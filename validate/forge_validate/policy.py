@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from forge_core.model import Frozen
+from forge_core.model import Digest, Frozen
 from forge_validate import data
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
@@ -117,6 +117,24 @@ class Promotion(Frozen):
     registries: Literal["loopback", "any"]
 
 
+class Bootstrap(Frozen):
+    """The one subject that may do without a golden file, because there is no trusted run to record one from yet.
+
+    It excuses checks that are unmeasured for want of a golden, never one that failed, and not after a promotion under it.
+    """
+
+    image: Digest
+    """Which image; any other is held to a golden."""
+    model: str
+    """Which model, as the record names it."""
+    reason: Annotated[str, StringConstraints(min_length=15)]
+    """Why there is no trusted run."""
+    approved_by: Annotated[str, StringConstraints(min_length=3)]
+    """Who answers for it: a role, or the number of a decision, never a person's name."""
+    once: Literal[True]
+    """Written out, so that whoever adds the rule has read it."""
+
+
 class Policy(Frozen):
     """What one profile demands."""
 
@@ -133,6 +151,8 @@ class Policy(Frozen):
     accepts: tuple[Accepted, ...] = ()
     promotion: Promotion | None = None
     """None: nothing is ever promoted under this policy."""
+    bootstrap: Bootstrap | None = None
+    """None: every golden check needs a golden file."""
 
     def requires(self, check: str) -> bool:
         """Whether a verdict fails without a pass of this `case/check`."""

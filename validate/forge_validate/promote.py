@@ -11,6 +11,7 @@ from forge_core import registry
 from forge_core.errors import IntegrityError, Refused, UsageError
 from forge_core.files import write_text
 from forge_core.model import Digest, Frozen, ImageRef, Sha256
+from forge_validate import bootstrap
 from forge_validate.policy import Policy
 from forge_validate.policy import Promotion as Tags
 from forge_validate.receipt import Receipt, Subject
@@ -73,12 +74,14 @@ def demand_allowed(receipt: Receipt, policy: Policy) -> tuple[ImageRef, Tags]:
 
 
 def promote(receipt: Receipt, policy: Policy, *, log: Path, record: Path) -> Promotion:
-    """Move the candidate tag, then the release tag, by digest; each is read back. Writes `record` last.
+    """Move the candidate tag, then the release tag, by digest; each is read back. Writes `record` last, and beside it
+    the note that a bootstrap rule is spent.
 
-    Raises as `demand_allowed`, EnvironmentFailure (3) when the registry does not answer, IntegrityError (5) when a
-    tag names something else afterwards.
+    Raises as `demand_allowed` and `bootstrap.demand_unspent`, EnvironmentFailure (3) when the registry does not
+    answer, IntegrityError (5) when a tag names something else afterwards.
     """
     image, tags = demand_allowed(receipt, policy)
+    bootstrap.demand_unspent(receipt, policy, record.parent)
     previous = registry.digest_of(image.repository, tags.release_tag)
     for tag in (tags.candidate_tag, tags.release_tag):
         registry.tag(image, tag, log)
@@ -92,5 +95,6 @@ def promote(receipt: Receipt, policy: Policy, *, log: Path, record: Path) -> Pro
         release_tag=tags.release_tag,
         previous=previous,
     )
+    bootstrap.spend(receipt, policy, record.parent)
     write_text(record, json.dumps(moved.model_dump(mode="json"), indent=2) + "\n")
     return moved

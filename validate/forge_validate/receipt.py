@@ -25,6 +25,8 @@ class Judged(Frozen):
     suite: Sha256
     answers: Sha256
     policy: Sha256
+    golden: Sha256 | None = None
+    """None: the suite had no use for one, or there was none."""
 
 
 class Subject(Judged):

@@ -177,6 +177,13 @@ class Answers(Frozen):
     seen: str
     """When, and with which server, these answers were seen."""
     questions: dict[Name, Question]
+    golden: str | None = None
+    """Names the golden file; none: it has the model's own name."""
+
+    @property
+    def golden_of(self) -> str:
+        """The name of the golden file."""
+        return self.golden or self.model
 
 
 def normalised(text: str) -> str:

@@ -40,7 +40,7 @@ def run(engine: Engine, subject: Subject, bench: Bench, work: Path, console: Con
     Where the policy demands kernels, they are asked first, and nothing is booted on one that does not pass.
     """
     log = work / "logs" / "server.log"
-    with _gpus(subject, console, keep=keep):
+    with held(subject, console, keep=keep):
         return _run(engine, subject, bench, work, log, console, keep)
 
 
@@ -54,12 +54,14 @@ def _run(engine: Engine, subject: Subject, bench: Bench, work: Path, log: Path, 
         engine, subject.image, subject.serving, subject.model, subject.folder, log=log, console=console, keep=keep
     ) as server:
         booted = time.monotonic() - began
-        tried = examine(server, replace(bench, model=subject.folder), work, console, subject.serving.tells)
+        tried = examine(
+            server, replace(bench, model=subject.folder, identity=subject.model), work, console, subject.serving.tells
+        )
         return replace(tried, results=kernels + tried.results, boot=round(booted, 3), phases=dict(server.phases))
 
 
 @contextmanager
-def _gpus(subject: Subject, console: Console, *, keep: bool) -> Iterator[None]:
+def held(subject: Subject, console: Console, *, keep: bool) -> Iterator[None]:
     """Hold the GPUs, and give them on only when the memory of this trial is back.
 
     Whatever ends a trial, the next one must not measure what this one left; its own error is not replaced by ours.

@@ -72,17 +72,34 @@ def lacking(results: Sequence[CheckResult], policy: Policy) -> list[CheckResult]
 
 
 def waived(results: Sequence[CheckResult], policy: Policy) -> list[CheckResult]:
-    """The required results that are unmeasured, never failed, and that the policy waives."""
-    return [r for r in results if r.outcome == "unmeasured" and policy.requires(r.check) and policy.waiver(r.check)]
+    """The required results that are unmeasured, never failed, and that the policy waives or excuses."""
+    return [
+        r
+        for r in results
+        if r.outcome == "unmeasured"
+        and policy.requires(r.check)
+        and (policy.waiver(r.check) is not None or _excused(r, policy))
+    ]
 
 
 def waivers(results: Sequence[CheckResult], policy: Policy) -> tuple[Deviation, ...]:
-    """One deviation for each check that a verdict was spared."""
-    return tuple(
+    """One deviation for each check that a verdict was spared, and one for all that the bootstrap rule excused."""
+    spared = waived(results, policy)
+    found = [
         Deviation(kind="waived-check", subject=r.check, detail=f"{r.explanation}; waived: {waiver.reason}")
-        for r in waived(results, policy)
+        for r in spared
         if (waiver := policy.waiver(r.check)) is not None
-    )
+    ]
+    excused = [r for r in spared if policy.waiver(r.check) is None]
+    if excused and policy.bootstrap is not None:
+        detail = f"{len(excused)} golden checks not measured: {excused[0].excused}"
+        found.append(Deviation(kind="bootstrap", subject=policy.bootstrap.image, detail=detail))
+    return tuple(found)
+
+
+def _excused(result: CheckResult, policy: Policy) -> bool:
+    """Whether the policy's bootstrap rule spares this check."""
+    return policy.bootstrap is not None and result.excused is not None and result.check.startswith("golden/")
 
 
 def _evidence(check: str) -> str:
@@ -93,7 +110,11 @@ def _evidence(check: str) -> str:
 
 
 def unaccepted(deviations: Sequence[Deviation], policy: Policy) -> tuple[Deviation, ...]:
-    """The deviations that the policy does not name: promotion refuses them."""
+    """The deviations that the policy does not name: promotion refuses them. A bootstrap rule names its own."""
+    own = policy.bootstrap.image if policy.bootstrap is not None else None
     return tuple(
-        d for d in deviations if not any(d.kind == w.kind and fnmatchcase(d.subject, w.subject) for w in policy.accepts)
+        d
+        for d in deviations
+        if not (d.kind == "bootstrap" and d.subject == own)
+        and not any(d.kind == w.kind and fnmatchcase(d.subject, w.subject) for w in policy.accepts)
     )

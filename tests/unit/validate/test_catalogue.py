@@ -35,6 +35,8 @@ def test_every_suite_is_whole_and_within_its_budget(capsys: pytest.CaptureFixtur
         ({"poison/after-load": "failed", "hang/burst": "failed"}, "poison"),
         ({"hang/drain": "failed", "leak/kv-pool": "failed"}, "hang"),
         ({"leak/memory": "failed"}, "leak"),
+        ({"golden/kl/64": "failed", "cache/warm": "failed"}, "golden"),
+        ({"golden/subject": "failed", "golden/kl/64": "unmeasured"}, "wrong-golden"),
         ({"cache/warm": "unmeasured"}, "not-exercised"),
         ({"cache/warm": "unmeasured", "logprobs/finite": "unmeasured"}, "no-answer"),
         ({"logprobs/finite": "failed", "batch/size-3": "failed"}, "numbers"),

@@ -30,6 +30,8 @@ class CheckResult(Frozen):
     explanation: str
     lacks: str | None = None
     """What the server does not offer and the check needs: then it is unmeasured."""
+    excused: str | None = None
+    """Why a check that is unmeasured does not count: the policy's bootstrap rule holds for this subject."""
     reproduce: str | None = None
     """One line of shell that shows it, as small as it could be made; `$URL` and `$KEY` are the server's."""
 
