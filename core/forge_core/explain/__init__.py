@@ -17,6 +17,7 @@ from forge_core.explain.reader import Reader
 from forge_core.explain.scan import Scanner, last_lines
 from forge_core.explain.signatures import book
 from forge_core.explain.text import parsed
+from forge_core.explain.told import Log
 from forge_core.redact import redact
 
 __all__ = [
@@ -57,11 +58,12 @@ def read(chunks: Iterable[bytes], evidence: Evidence | None = None) -> Reading:
         scanner.feed(chunk)
     scanner.close()
     last = last_lines(scanner.tail, _LAST, _WIDTH, redact)
-    log = order.Log(
+    log = Log(
         events=reader.events,
         phase=reader.phase,
         lines=scanner.lines,
         last=last,
+        ready=max((one.line for one in reader.markers.values() if one.kind == "ready"), default=0),
         bodies=tuple(parsed(line.encode()).body.strip() for line in last),
     )
     finding = order.conclude(log, evidence, known, stall.stalled(reader.progress, scanner.tail, evidence, known))

@@ -8,6 +8,7 @@ from forge_core.model import Finding, Frozen
 
 Confidence = Literal["high", "medium", "low"]
 Fault = Literal["usage", "machine", "image"]
+Said = Literal["cause", "wrapper", "banner", "consequence", "context", "warning", "exception", "exit", "stall"]
 
 UNCLASSIFIED = "unclassified"
 
@@ -59,7 +60,7 @@ class LogFinding(Finding):
     """As the log names it, for example `TP1` or `rank3`."""
     phase: str | None
     """The phase the rank was in."""
-    role: Literal["cause", "wrapper", "banner", "consequence", "context", "warning", "exception", "exit", "stall"]
+    role: Said
     """What it is in the log: a cause, or what stands where the cause should stand earlier, below or inside."""
     remedy: str
     fault: Fault

@@ -9,41 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from forge_core.explain.model import UNCLASSIFIED, Confidence, Evidence, Follows, LogFinding
-from forge_core.explain.reader import Event
+from forge_core.explain.event import Event
+from forge_core.explain.model import UNCLASSIFIED, Evidence, LogFinding
 from forge_core.explain.signatures import Book
+from forge_core.explain.told import LEVELS, Log, follows, level_of, phase_of, role_of, where, words
 from forge_core.redact import redact
 
 _SURVIVED = 200
 """Lines a log must go on, with no sign of a death, for a doubtful line to have been harmless."""
 _LAST = 40
-_OTHERS = 8
-_LEVELS: tuple[Confidence, ...] = ("low", "medium", "high")
 _OF_A_KILL = ("oom_host", "oom_host_build", "killed_sigkill")
 _ERROR = re.compile(
     r"(?:\S+: )?(?:fatal |internal )?error\b|E: |fatal: |(?:\w+\.)*\w+(?:Error|Exception)(?::|$)|panic: ", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True)
-class Log:
-    """What was seen of a log."""
-
-    events: Sequence[Event]
-    phase: str | None
-    lines: int
-    last: tuple[str, ...]
-    """Its last lines, for people."""
-    bodies: tuple[str, ...]
-    """The same without prefixes."""
-
-    @property
-    def fell(self) -> int | None:
-        """Number of the last line that says that a process died."""
-        return max((e.line for e in self.events if e.role == "consequence" and _level(e) > 0), default=None)
 
 
 def conclude(log: Log, evidence: Evidence, book: Book, stalled: LogFinding | None) -> LogFinding | None:
@@ -51,21 +30,22 @@ def conclude(log: Log, evidence: Evidence, book: Book, stalled: LogFinding | Non
     causes, tolerated = _causes(log, evidence)
     if evidence.out_of_memory:
         return _killed(log, evidence, causes)
-    sure = [event for event in causes if _level(event) > 0]
+    # What a server got ready after is not why it died later.
+    sure = sorted((e for e in causes if level_of(e) > 0), key=lambda event: (event.line < log.ready, event.line))
     doubtful = _doubtful(log, evidence, causes)
     for group, note in (
         (sure, None),
         (doubtful, None),
-        (_of(log, "banner"), "only a headline is in this log; the cause should stand below it"),
+        (log.of("banner"), "only a headline is in this log; the cause should stand below it"),
         (
             tolerated if evidence.died or log.fell else [],
             "tolerated where it stands, but nothing else explains the end",
         ),
         (
-            [e for e in _of(log, "consequence") if _level(e) > 0],
+            [e for e in log.of("consequence") if level_of(e) > 0],
             "only consequences are in this log; the cause came earlier",
         ),
-        (_of(log, "context") if not evidence.died else [], "a frame of a traceback whose end is not in this log"),
+        (log.of("context") if not evidence.died else [], "a frame of a traceback whose end is not in this log"),
     ):
         if group:
             return _found(group[0], log, evidence, [*sure, *doubtful], note)
@@ -88,12 +68,12 @@ def _without_a_line(log: Log, evidence: Evidence, book: Book, stalled: LogFindin
             remedy=told.remedy,
             fault=told.fault,
             confidence="low",
-            evidence=_words(log, evidence, None),
+            evidence=words(log, evidence, None),
             last=log.last,
         )
     if evidence.died or (log.phase != "serving" and any(_ERROR.match(body) for body in log.bodies)):
         return _unclassified(log, evidence)
-    if warnings := _of(log, "warning"):
+    if warnings := log.of("warning"):
         return _found(warnings[-1], log, evidence, (), None)
     return None
 
@@ -102,7 +82,7 @@ def _causes(log: Log, evidence: Evidence) -> tuple[list[Event], list[Event]]:
     """Causes by line, without those that another one outranks; and those that are tolerated where they stand."""
     causes: list[Event] = []
     tolerated: list[Event] = []
-    for event in _of(log, "cause"):
+    for event in log.of("cause"):
         assert event.signature is not None
         spared = (event.signature.unless_tuning and event.phase == "autotune") or (
             event.signature.unless_survived and _survived(event, log, evidence)
@@ -114,7 +94,7 @@ def _causes(log: Log, evidence: Evidence) -> tuple[list[Event], list[Event]]:
 
 def _doubtful(log: Log, evidence: Evidence, causes: Sequence[Event]) -> list[Event]:
     """Weak causes, wrappers with nothing inside, and exceptions that nobody caught."""
-    weak = [event for event in causes if _level(event) == 0]
+    weak = [event for event in causes if level_of(event) == 0]
     unknown = [
         event
         for event in log.events
@@ -129,20 +109,12 @@ def _doubtful(log: Log, evidence: Evidence, causes: Sequence[Event]) -> list[Eve
     ]
     # Told by where it was raised, an exception is no longer unknown.
     placed = [event for event in unknown if event.context is not None and event.context.explains]
-    found = placed or [*weak, *_of(log, "wrapper"), *unknown]
+    found = placed or [*weak, *log.of("wrapper"), *unknown]
     return sorted(found, key=lambda event: event.line)
 
 
 def _survived(event: Event, log: Log, evidence: Evidence) -> bool:
     return not evidence.died and log.lines - event.line > _SURVIVED and (log.fell is None or log.fell < event.line)
-
-
-def _of(log: Log, role: str) -> list[Event]:
-    return sorted((event for event in log.events if event.role == role), key=lambda event: event.line)
-
-
-def _level(event: Event) -> int:
-    return _LEVELS.index(event.signature.confidence) if event.signature else 0
 
 
 def _found(event: Event, log: Log, evidence: Evidence, others: Iterable[Event], note: str | None) -> LogFinding:
@@ -151,33 +123,36 @@ def _found(event: Event, log: Log, evidence: Evidence, others: Iterable[Event], 
         return _unclassified(log, evidence, event, others)
     signature = event.signature or event.context
     assert signature is not None
-    words = list(_words(log, evidence, event))
-    level = _LEVELS.index(signature.confidence)
+    evident = list(words(log, evidence, event))
+    level = LEVELS.index(signature.confidence)
     if note is not None:
-        words.insert(0, note)
+        evident.insert(0, note)
         level = 0
     elif event.role is None:
         level = 1
+    elif event.line < log.ready:
+        evident.append(f"the server got ready after it, at line {log.ready}")
+        level = max(0, level - 1)
     elif event.role == "cause" and _survived(event, log, evidence):
-        words.append(f"the log goes on for {log.lines - event.line} lines after it")
+        evident.append(f"the log goes on for {log.lines - event.line} lines after it")
         level = max(0, level - 1)
     elif event.context is not None and event.context.class_ == event.kind:
         level = min(2, level + 1)
     return LogFinding(
         kind=signature.class_,
-        where=_where(event.line, event.rank),
+        where=where(event.line, event.rank),
         message=redact(event.message),
         severity="warning" if event.role == "warning" else "error",
         line=event.line,
         rank=event.rank,
-        phase=_phase(event),
-        role=_role(event),
+        phase=phase_of(event),
+        role=role_of(event),
         remedy=signature.remedy,
         fault=signature.fault,
-        confidence=_LEVELS[level],
-        evidence=tuple(words),
+        confidence=LEVELS[level],
+        evidence=tuple(evident),
         source=signature.source,
-        others=_follows(event, others, log),
+        others=follows(event, others, log),
     )
 
 
@@ -189,19 +164,19 @@ def _killed(log: Log, evidence: Evidence, causes: Sequence[Event]) -> LogFinding
     limit = f", its limit is {evidence.memory}" if evidence.memory else ""
     return LogFinding(
         kind="oom_host_build" if build else "oom_host",
-        where=_where(line.line, line.rank) if line else "the container's state",
+        where=where(line.line, line.rank) if line else "the container's state",
         message=redact(line.message) if line else f"out of memory{limit}",
         line=line.line if line else None,
         rank=line.rank if line else None,
-        phase=_phase(line) if line else log.phase,
+        phase=phase_of(line) if line else log.phase,
         role="cause",
         remedy="free memory or take a larger machine; fewer compilers run side by side where less is free"
         if build
         else "raise `limits.memory` in the serving, or make the server take less",
         fault="machine" if build else "image",
         confidence="medium" if rest else "high",
-        evidence=_words(log, evidence, line),
-        others=_follows(line, rest, log),
+        evidence=words(log, evidence, line),
+        others=follows(line, rest, log),
     )
 
 
@@ -211,62 +186,16 @@ def _unclassified(log: Log, evidence: Evidence, event: Event | None = None, othe
     message = redact(event.message) if event else guess or (log.bodies[-1] if log.bodies else "")
     return LogFinding(
         kind=UNCLASSIFIED,
-        where=_where(event.line, event.rank) if event else "the end of the log",
+        where=where(event.line, event.rank) if event else "the end of the log",
         message=message,
         line=event.line if event else None,
         rank=event.rank if event else None,
-        phase=_phase(event) if event else log.phase,
+        phase=phase_of(event) if event else log.phase,
         role="exception",
         remedy="no signature knows this: read the last lines; `explain --bundle FILE` makes a redacted report of it",
         fault="image",
         confidence="low",
-        evidence=_words(log, evidence, event),
-        others=_follows(event, others, log),
+        evidence=words(log, evidence, event),
+        others=follows(event, others, log),
         last=log.last,
     )
-
-
-def _words(log: Log, evidence: Evidence, event: Event | None) -> tuple[str, ...]:
-    words = []
-    if event is not None and event.frames:
-        words.append(f"raised in {event.frames[-1]}, called by {', '.join(reversed(event.frames[-4:-1])) or 'nobody'}")
-    if event is not None and event.context is not None:
-        words.append(f"its traceback goes through what {event.context.class_} is known by")
-    if evidence.oom_killed:
-        words.append("container state: killed for want of memory")
-    if evidence.oom_kill:
-        words.append(f"cgroup memory.events: oom_kill {evidence.oom_kill}")
-    if evidence.out_of_memory and evidence.memory:
-        words.append(f"memory limit: {evidence.memory}")
-    if evidence.exit_code is not None:
-        signal = f" (signal {evidence.exit_code - 128})" if 128 < evidence.exit_code < 160 else ""
-        words.append(f"exit status {evidence.exit_code}{signal}")
-    if log.fell is not None and (event is None or log.fell > event.line):
-        words.append(f"line {log.fell} says that a process died")
-    return tuple(words)
-
-
-def _follows(event: Event | None, others: Iterable[Event], log: Log) -> tuple[Follows, ...]:
-    """What else ends something: causes first, consequences after, each kind once for each rank."""
-    seen: dict[tuple[str, str | None], Event] = {}
-    for other in [*others, *_of(log, "wrapper"), *_of(log, "banner"), *_of(log, "consequence")]:
-        if other is not event and (event is None or (other.kind, other.rank) != (event.kind, event.rank)):
-            seen.setdefault((other.kind, other.rank), other)
-    ordered = sorted(seen.values(), key=lambda other: other.line)[:_OTHERS]
-    return tuple(
-        Follows(kind=one.kind, line=one.line, rank=one.rank, message=redact(one.message)[:240]) for one in ordered
-    )
-
-
-def _where(line: int, rank: str | None) -> str:
-    return f"line {line}" + (f", {rank}" if rank else "")
-
-
-def _role(event: Event) -> Literal["cause", "wrapper", "banner", "consequence", "context", "warning", "exception"]:
-    if event.role is None or event.role in ("marker", "harmless"):
-        return "exception"
-    return event.role
-
-
-def _phase(event: Event) -> str | None:
-    return None if event.phase == "unknown" else event.phase

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from forge_core.explain.event import WIDTH, Event, Progress, Trace, shown
 from forge_core.explain.model import Marker
 from forge_core.explain.signatures import UNKNOWN, Book, Role, Rule, Signature
 from forge_core.explain.text import Line, parsed
@@ -24,49 +24,8 @@ _NEAR = 100
 """Lines for which a frame outside a traceback still counts."""
 _INSIDE = 1000
 """Lines for which a wrapper or banner is open."""
-_WIDTH = 600
 _KEPT_EACH = 3
 _KEPT = 600
-
-
-@dataclass(frozen=True)
-class Event:
-    """A line that may be, or may follow, a cause."""
-
-    role: Role | None
-    """None: an exception that no signature knows."""
-    kind: str
-    signature: Signature | None
-    line: int
-    rank: str | None
-    phase: str
-    message: str
-    """Not yet redacted."""
-    frames: tuple[str, ...] = ()
-    context: Signature | None = None
-    """Of the traceback it ends."""
-    unhandled: bool = False
-    handled: bool = False
-    """Another exception took its place."""
-
-
-@dataclass
-class _Trace:
-    indent: int
-    unhandled: bool
-    frames: deque[str] = field(default_factory=lambda: deque(maxlen=60))
-    context: Signature | None = None
-    last: int = 0
-    """Number of the last line of it."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The last marker of a rank."""
-
-    phase: str
-    stamp: str | None
-    line: int
 
 
 class Reader:
@@ -76,7 +35,7 @@ class Reader:
         self._book = book
         self._start = phase or UNKNOWN
         self._phases: dict[str | None, str] = {}
-        self._traces: dict[str | None, _Trace] = {}
+        self._traces: dict[str | None, Trace] = {}
         self._speaker: str | None = None
         """Who opened the last traceback; lines that begin no record are of that one, until:"""
         self._until = 0
@@ -146,9 +105,9 @@ class Reader:
         if key not in self._traces and len(self._traces) >= 64:
             self._traces.pop(next(iter(self._traces)))
         said = line.body.lower()
-        self._traces[key] = _Trace(line.indent, "exception: traceback" in said or "fatal" in said, last=number)
+        self._traces[key] = Trace(line.indent, "exception: traceback" in said or "fatal" in said, last=number)
 
-    def _goes_on(self, trace: _Trace, line: Line, key: str | None, number: int, hits: Collection[int]) -> bool:
+    def _goes_on(self, trace: Trace, line: Line, key: str | None, number: int, hits: Collection[int]) -> bool:
         """Take a line of an open traceback; whether it was one."""
         body = line.body.rstrip()
         if not body or line.indent > trace.indent:
@@ -173,7 +132,7 @@ class Reader:
         return True
 
     def _rule(
-        self, line: Line, key: str | None, number: int, hits: Collection[int], trace: _Trace | None
+        self, line: Line, key: str | None, number: int, hits: Collection[int], trace: Trace | None
     ) -> Rule | None:
         """The first signature that fits."""
         rules = {rule.order: rule for hit in hits for rule in self._book.by_literal[hit]}
@@ -191,7 +150,7 @@ class Reader:
             return rule
         return None
 
-    def _around(self, trace: _Trace | None, key: str | None, number: int, phase: str) -> str:
+    def _around(self, trace: Trace | None, key: str | None, number: int, phase: str) -> str:
         """Where a line was written: the traceback's frames or what was seen lately, and the phase."""
         frames: Iterable[str] = trace.frames if trace else ()
         seen = self._contexts.get(key)
@@ -202,7 +161,7 @@ class Reader:
     def _phase_of(self, key: str | None) -> str:
         return self._phases.get(key) or self._phases.get(None) or self._start
 
-    def _take(self, rule: Rule, line: Line, key: str | None, number: int, trace: _Trace | None) -> None:
+    def _take(self, rule: Rule, line: Line, key: str | None, number: int, trace: Trace | None) -> None:
         signature = rule.signature
         if signature.role in ("marker", "harmless"):
             self._mark(signature, line, key, number)
@@ -210,7 +169,7 @@ class Reader:
         if signature.role in ("wrapper", "banner"):
             self._opened[signature.class_] = number
         if signature.role == "context":
-            self._contexts[key] = (number, signature, line.body[:_WIDTH])
+            self._contexts[key] = (number, signature, line.body[:WIDTH])
         self._keep(self._event(signature.role, signature.class_, signature, line, key, number, trace))
 
     def _mark(self, signature: Signature, line: Line, key: str | None, number: int) -> None:
@@ -233,7 +192,7 @@ class Reader:
                 phase=phase,
                 line=number,
                 rank=line.rank,
-                message=_shown(line.body),
+                message=shown(line.body),
                 times=before.times + 1 if before else 1,
             )
 
@@ -245,7 +204,7 @@ class Reader:
         line: Line,
         key: str | None,
         number: int,
-        trace: _Trace | None,
+        trace: Trace | None,
     ) -> Event:
         return Event(
             role=role,
@@ -254,7 +213,7 @@ class Reader:
             line=number,
             rank=key,
             phase=self._phase_of(key),
-            message=_shown(line.body),
+            message=shown(line.body),
             frames=tuple(trace.frames) if trace else (),
             context=trace.context if trace else None,
             unhandled=trace.unhandled if trace else False,
@@ -269,8 +228,3 @@ class Reader:
             self.events.append(event)
             if event.frames:
                 self._chain = (len(self.events) - 1, _CHAIN)
-
-
-def _shown(text: str) -> str:
-    text = " ".join(text[: 2 * _WIDTH].split())
-    return text if len(text) <= _WIDTH else text[:_WIDTH] + "…"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from forge_core.console import duration
+from forge_core.explain.event import Progress
 from forge_core.explain.model import Evidence, LogFinding
-from forge_core.explain.reader import Progress
 from forge_core.explain.signatures import Book
 
 _STAMP = re.compile(rb"(20\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
@@ -23,7 +23,9 @@ def stalled(progress: Mapping[str | None, Progress], tail: bytes, evidence: Evid
     end = _end(tail)
     if not timed or end is None:
         return None
-    ranked = {rank: pair for rank, pair in timed.items() if rank is not None} or timed
+    ranked: dict[str | None, tuple[Progress, datetime]] = {
+        rank: pair for rank, pair in timed.items() if rank is not None
+    } or timed
     # The rank that is furthest behind, and of those the one that was heard first.
     behind = min(ranked, key=lambda rank: (book.order[ranked[rank][0].phase], ranked[rank][1]))
     one, when = ranked[behind]
