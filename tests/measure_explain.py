@@ -19,6 +19,12 @@ from forge_core.explain import read_file
 
 FATAL = [fact["sample"] for fact in facts() if fact["severity"] == "fatal"]
 
+TRACE = [
+    "Traceback (most recent call last):",
+    *(line for n in range(15) for line in (f'  File "a{n}.py", line {n}, in run', "    return self.go()")),
+    "ValueError: a request that was refused",
+]
+
 
 def kinds() -> dict[str, bytes]:
     """A piece of each kind of log; it is repeated."""
@@ -27,9 +33,12 @@ def kinds() -> dict[str, bytes]:
         "healthy serving lines": joined(serving),
         "the same with colours": joined([f"\x1b[32mINFO\x1b[0m: {line}" for line in serving]),
         "every tenth line has a word that is looked at": joined(
-            [f"{line} error: no" if number % 10 == 0 else line for number, line in enumerate(serving)]
+            [f"{line} it was not found" if number % 10 == 0 else line for number, line in enumerate(serving)]
         ),
-        "every line has such a word": joined([f"{line} error: no" for line in serving]),
+        "every line has such a word": joined([f"{line} it was not found" for line in serving]),
+        "a traceback after every hundredth line": joined(
+            [line for number, one in enumerate(serving) for line in ([one, *TRACE] if number % 100 == 0 else [one])]
+        ),
         "every line is fatal": joined(FATAL * 40),
         "one line without an end": b"x" * 1_000_000,
         "progress bars": b"".join(b"Loading: %3d%%|####| %d/47\r" % (n % 100, n % 47) for n in range(20_000)),

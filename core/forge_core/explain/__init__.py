@@ -63,6 +63,7 @@ def read(chunks: Iterable[bytes], evidence: Evidence | None = None) -> Reading:
         phase=reader.phase,
         lines=scanner.lines,
         last=last,
+        fell=reader.fell,
         ready=max((one.line for one in reader.markers.values() if one.kind == "ready"), default=0),
         bodies=tuple(parsed(line.encode()).body.strip() for line in last),
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from forge_core.explain.event import WIDTH, Event, Progress, Trace, shown
 from forge_core.explain.model import Marker
 from forge_core.explain.signatures import UNKNOWN, Book, Role, Rule, Signature
-from forge_core.explain.text import Line, parsed
+from forge_core.explain.text import WRAPPED, Line, parsed
 
 _FRAME = re.compile(r'\s*File "([^"]{0,300})", line \d+(?:, in (\S+))?')
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::(?:\s|$).*|\s*$)", re.DOTALL)
@@ -48,6 +48,8 @@ class Reader:
         self.markers: dict[tuple[str, str | None, str | None], Marker] = {}
         self.progress: dict[str | None, Progress] = {}
         self.ranks: set[str] = set()
+        self.fell: int | None = None
+        """The last line that says that a process died."""
 
     @property
     def attentive(self) -> bool:
@@ -60,8 +62,13 @@ class Reader:
         found = self._phases.get(None, self._start)
         return None if found == UNKNOWN else found
 
-    def line(self, raw: bytes, number: int, hits: Collection[int]) -> None:
+    def line(self, raw: bytes, number: int, hits: frozenset[int]) -> None:
         """Take a line; `hits` are the literals in it."""
+        opens = self._book.traceback in hits
+        # Most lines with a literal fit no signature; that is seen before they are taken apart.
+        apart = opens or self.attentive or raw.startswith(WRAPPED)
+        if not apart and not self._book.fits(hits, raw.decode(errors="replace").lower()):
+            return
         line = parsed(raw)
         if line.rank and len(self.ranks) < 256:
             self.ranks.add(line.rank)
@@ -72,13 +79,12 @@ class Reader:
         key = line.rank or (self._speaker if speaks else None)
         self._announced(line)
         self._give_up(number)
-        opens = self._book.traceback in hits
         trace = self._traces.get(key)
         if trace is not None and not opens and not line.record and self._goes_on(trace, line, key, number, hits):
             return
         if opens:
             self._open(line, key, number)
-        if self._book.masked(line.body):
+        if self._book.masked(line.body.lower()):
             return
         rule = self._rule(line, key, number, hits, None) if hits else None
         if rule is not None:
@@ -107,7 +113,7 @@ class Reader:
         said = line.body.lower()
         self._traces[key] = Trace(line.indent, "exception: traceback" in said or "fatal" in said, last=number)
 
-    def _goes_on(self, trace: Trace, line: Line, key: str | None, number: int, hits: Collection[int]) -> bool:
+    def _goes_on(self, trace: Trace, line: Line, key: str | None, number: int, hits: frozenset[int]) -> bool:
         """Take a line of an open traceback; whether it was one."""
         body = line.body.rstrip()
         if not body or line.indent > trace.indent:
@@ -131,16 +137,13 @@ class Reader:
             self._keep(self._event(None, "unclassified", None, line, key, number, trace))
         return True
 
-    def _rule(
-        self, line: Line, key: str | None, number: int, hits: Collection[int], trace: Trace | None
-    ) -> Rule | None:
+    def _rule(self, line: Line, key: str | None, number: int, hits: frozenset[int], trace: Trace | None) -> Rule | None:
         """The first signature that fits."""
-        rules = {rule.order: rule for hit in hits for rule in self._book.by_literal[hit]}
-        phase = self._phase_of(key)
-        for _, rule in sorted(rules.items()):
+        phase, body = self._phase_of(key), line.body.lower()
+        for rule in self._book.chosen(hits):
             if rule.phases and phase not in rule.phases:
                 continue
-            if not rule.search(line.body):
+            if not rule.search(body):
                 continue
             if rule.inside and not rule.inside(self._around(trace, key, number, phase)):
                 continue
@@ -168,6 +171,8 @@ class Reader:
             return
         if signature.role in ("wrapper", "banner"):
             self._opened[signature.class_] = number
+        if signature.role == "consequence" and signature.confidence != "low":
+            self.fell = number
         if signature.role == "context":
             self._contexts[key] = (number, signature, line.body[:WIDTH])
         self._keep(self._event(signature.role, signature.class_, signature, line, key, number, trace))

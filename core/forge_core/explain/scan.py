@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
 from forge_core.explain.signatures import Book
@@ -25,7 +25,7 @@ class Looks(Protocol):
     def attentive(self) -> bool:
         """Whether it wants the next line, whatever is in it."""
 
-    def line(self, raw: bytes, number: int, hits: Collection[int]) -> None:
+    def line(self, raw: bytes, number: int, hits: frozenset[int]) -> None:
         """Take a line without its end and without colours; `hits` are the numbers of the literals in it."""
 
 
@@ -104,7 +104,7 @@ class Scanner:
                 there.add(hits[following][0])
                 following += 1
             if end > begin:
-                self._looks.line(block[begin:end], number, there)
+                self._looks.line(block[begin:end], number, frozenset(there))
             position = end + 1
 
 

@@ -24,8 +24,19 @@ Wording = Literal["verbatim", "shortened", "memory", "ours", "made"]
 _Literal = Annotated[str, StringConstraints(min_length=4, pattern=r"^[^A-Z\n]+$")]
 
 TRACEBACK = b"traceback (most recent call last)"
+_CHOSEN = 10_000
+"""Sets of literals whose rules are remembered."""
 UNKNOWN = "unknown"
 """The phase before any marker."""
+
+
+def _demand_lower(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    if re.search(r"[A-Z]", re.sub(r"\\[A-Z]", "", pattern)):
+        raise ValueError(f"{pattern!r} is searched for in lower case, and has upper case in it")
 
 
 class Signature(Frozen):
@@ -58,7 +69,9 @@ class Signature(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        re.compile(self.pattern)
+        _demand_lower(self.pattern)
+        if "^" in re.sub(r"\\\^|\[\^", "", self.pattern):
+            raise ValueError(f"{self.pattern!r} is tied to the begin of a line, where prefixes stand")
         if self.role == "marker":
             if not (self.phase or self.remedy):
                 raise ValueError("a marker begins a phase, or has a remedy that says what it shows")
@@ -93,6 +106,11 @@ class Mask(Frozen):
     source: str
     date: date
 
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _demand_lower(self.pattern)
+        return self
+
 
 class Signatures(Frozen):
     """The file."""
@@ -119,7 +137,9 @@ class Rule:
         self.order = order
         """Its place in the file: of those that fit a line, the first is taken."""
         self.signature = signature
-        self.search = re.compile(signature.pattern, re.IGNORECASE).search
+        self.regex = re.compile(signature.pattern)
+        self.search = self.regex.search
+        """Of text in lower case."""
         self.inside = re.compile(signature.inside, re.IGNORECASE).search if signature.inside else None
         self.phases = frozenset(signature.phases)
 
@@ -132,21 +152,42 @@ class Book:
         self.rules = tuple(Rule(order, one) for order, one in enumerate(data.signatures))
         self.phases = {phase.name: phase for phase in data.phases}
         self.order = {phase.name: number for number, phase in enumerate(data.phases)}
-        self.masked = re.compile("|".join(f"(?:{mask.pattern})" for mask in data.masks), re.IGNORECASE).search
+        self.masked = re.compile("|".join(f"(?:{mask.pattern})" for mask in data.masks)).search
         literals = sorted({need for one in data.signatures for need in one.needs})
         self.traceback = len(literals)
         """The hit that begins a traceback."""
         self._literals = [*(text.encode() for text in literals), TRACEBACK]
-        numbers = {text: number for number, text in enumerate(literals)}
-        self.by_literal: tuple[tuple[Rule, ...], ...] = (
-            *(tuple(rule for rule in self.rules if text in rule.signature.needs) for text in numbers),
+        self._by_literal: tuple[tuple[Rule, ...], ...] = (
+            *(tuple(rule for rule in self.rules if text in rule.signature.needs) for text in literals),
             (),
         )
+        self._searched: dict[frozenset[int], tuple[re.Pattern[str], ...]] = {}
+        self._chosen: dict[frozenset[int], tuple[Rule, ...]] = {}
         self._automaton = BytesAhoCorasick(self._literals, implementation=Implementation.DFA)
 
     def hits(self, lowered: bytes) -> list[tuple[int, int, int]]:
         """Every literal in lower-case bytes, overlapping ones too: (number, begin, end), by their ends."""
         found: list[tuple[int, int, int]] = self._automaton.find_matches_as_indexes(lowered, overlapping=True)
+        return found
+
+    def fits(self, hits: frozenset[int], lowered: str) -> bool:
+        """Whether a line in lower case, with these literals in it, fits any rule as far as its pattern goes."""
+        found = self._searched.get(hits)
+        if found is None:
+            # Several rules may share a pattern.
+            found = tuple({rule.regex: None for rule in self.chosen(hits)})
+            if len(self._searched) < _CHOSEN:
+                self._searched[hits] = found
+        return any(regex.search(lowered) for regex in found)
+
+    def chosen(self, hits: frozenset[int]) -> tuple[Rule, ...]:
+        """The rules that need one of these literals, in the file's order."""
+        found = self._chosen.get(hits)
+        if found is None:
+            rules = {rule.order: rule for hit in hits for rule in self._by_literal[hit]}
+            found = tuple(rule for _, rule in sorted(rules.items()))
+            if len(self._chosen) < _CHOSEN:
+                self._chosen[hits] = found
         return found
 
 

@@ -29,6 +29,8 @@ _RANK = re.compile(
     r"\[20\d\d-\d\d-\d\d[^\]]{0,40}?\b((?:(?:DP|PP|TP|EP|CP)\d+ ?)+)\]"
     r"|\[(rank\d+)\]|\[Rank (\d+)\]|Worker_((?:(?:DP|PP|TP|EP)\d+_?)+)"
 )
+WRAPPED = b'{"log":"'
+"""How a line of docker's json-file driver begins."""
 _HEAD = 400
 """Characters in which a prefix is looked for."""
 
@@ -55,7 +57,7 @@ class Line:
 def parsed(raw: bytes) -> Line:
     """Read a line of bytes; never fails."""
     text = raw.decode(errors="replace")
-    if text.startswith('{"log":"'):
+    if raw.startswith(WRAPPED):
         text = _of_json(text)
     head = text[:_HEAD]
     rank = _RANK.search(head) if "[" in head or "Worker_" in head else None

@@ -26,13 +26,10 @@ class Log:
     """Its last lines, for people."""
     bodies: tuple[str, ...]
     """The same without prefixes."""
+    fell: int | None = None
+    """Number of the last line that says that a process died."""
     ready: int = 0
     """Number of the last line that says that the server is ready; 0: none."""
-
-    @property
-    def fell(self) -> int | None:
-        """Number of the last line that says that a process died."""
-        return max((e.line for e in self.events if e.role == "consequence" and level_of(e) > 0), default=None)
 
     def of(self, role: Said) -> list[Event]:
         """The events of a role, by line."""

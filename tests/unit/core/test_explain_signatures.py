@@ -124,6 +124,7 @@ def test_a_wrong_file_is_refused() -> None:
     broken = data | {"signatures": [data["signatures"][0] | {"needs": ["Upper Case"]}]}
     with pytest.raises(ValueError, match="needs"):
         Signatures.model_validate(broken)
-    broken = data | {"signatures": [data["signatures"][0] | {"pattern": "("}]}
-    with pytest.raises((ValueError, re.error)):
-        Signatures.model_validate(broken)
+    for pattern, word in (("(", "no regular expression"), ("Upper", "upper case"), ("^begin", "begin of a line")):
+        broken = data | {"signatures": [data["signatures"][0] | {"pattern": pattern}]}
+        with pytest.raises(ValueError, match=word):
+            Signatures.model_validate(broken)
