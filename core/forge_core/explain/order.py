@@ -19,6 +19,9 @@ from forge_core.redact import redact
 _SURVIVED = 200
 """Lines a log must go on, with no sign of a death, for a doubtful line to have been harmless."""
 _LAST = 40
+"""Lines from the end in which an exception was hardly survived ..."""
+_LAST_WORDS = 5
+"""... and of a server that is ready, which answers a request with one now and then."""
 _OF_A_KILL = ("oom_host", "oom_host_build", "killed_sigkill")
 _ERROR = re.compile(
     r"(?:\S+: )?(?:fatal |internal )?error\b|E: |fatal: |(?:\w+\.)*\w+(?:Error|Exception)(?::|$)|panic: ", re.IGNORECASE
@@ -104,7 +107,7 @@ def _doubtful(log: Log, evidence: Evidence, causes: Sequence[Event]) -> list[Eve
             event.unhandled
             or evidence.died
             or (log.fell is not None and log.fell >= event.line)
-            or log.lines - event.line < _LAST
+            or log.lines - event.line < (_LAST_WORDS if log.phase == "serving" else _LAST)
         )
     ]
     # Told by where it was raised, an exception is no longer unknown.

@@ -236,7 +236,9 @@ def test_an_exception_that_is_survived_is_none() -> None:
     handled = ["Traceback (most recent call last):", '  File "a.py", line 1, in x', "what.Nobody: knows this"]
     lines = healthy(300)
     assert explain([*lines[:150], *handled, *lines[150:]]) is None
+    assert explain([*lines, *handled, *lines[-10:]]) is None
     assert told(*lines[:150], *handled, *lines[150:], SIGQUIT).kind == "unclassified"
+    assert told(*lines, *handled).kind == "unclassified"
 
 
 def test_a_frame_makes_an_unknown_exception_known() -> None:
