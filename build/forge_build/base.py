@@ -16,6 +16,7 @@ from forge_build.manifest import Manifest
 from forge_core import disk
 from forge_core.console import Console, size
 from forge_core.errors import EnvironmentFailure, IntegrityError, Refused
+from forge_core.explain import Evidence, explain
 from forge_core.model import ImageRef, canonical_sha256
 from forge_core.process import CommandFailed, run
 
@@ -143,16 +144,19 @@ def _mmdebstrap(manifest: Manifest, debs: tuple[LockedDeb, ...], repository: Pat
     except CommandFailed as error:
         text = error.completed.stdout
         details = tuple(line for line in text.splitlines() if line.startswith("E: "))[:6] or error.details
-        if "Hash Sum mismatch" in text or "unexpected size" in text:
+        found = explain(text.splitlines(), Evidence(stage="build", exit_code=error.completed.returncode))
+        if found is not None and found.kind == "hash_mismatch":
             raise IntegrityError(
                 "a base package has other bytes than the lock names", details=details, log=log
             ) from error
         hint = None
         if re.search(r"unshare|newuidmap|user namespace", text):
             hint = "run as root, or allow unprivileged user namespaces (package uidmap, kernel.unprivileged_userns_clone=1)"
-        elif "No space left" in text or disk.tight((archive, repository), disk.FULL):
+        elif (found is not None and found.kind == "disk_full") or disk.tight((archive, repository), disk.FULL):
             # seen on a full disk: "tar --extract failed: 512" and no more, so the disks are asked as well
             hint = f"free space on the disks of {archive.parent} and {repository.parent}"
+        elif found is not None and found.fault == "machine":
+            hint = found.hint
         raise (EnvironmentFailure if hint else Refused)(
             f"mmdebstrap could not make the root file system of {manifest.base.suite}",
             details=details,

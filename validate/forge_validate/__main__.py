@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
+from forge_core.explain import cli as explain
 from forge_validate import catalogue, offline, receipt, recorded
 from forge_validate.bench import ANY
 from forge_validate.golden import document
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.verb("suites", _suites, "list the suites: what each asks, and at most how many tokens that costs")
     verb = parser.verb("promote", _promote, "move the tag that a receipt allows, without another look at the server")
     verb.add_argument("receipt", metavar="RECEIPT", type=Path, help="results.json of a passed validation")
+    explain.register(parser)
     return parser.main(argv)
 
 

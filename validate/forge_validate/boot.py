@@ -6,7 +6,7 @@ import io
 import secrets
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ from docker.models.containers import Container
 from forge_core.console import Console, Step, duration
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, Refused
+from forge_core.explain import Evidence
 from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
 from forge_validate import caches, launch, options
@@ -28,7 +29,7 @@ from forge_validate.follow import Follower
 from forge_validate.offers import Offers
 from forge_validate.phases import Watch
 from forge_validate.server import Server
-from forge_validate.serving import MODEL_MOUNT, Serving
+from forge_validate.serving import MODEL_MOUNT, Phase, Serving
 
 _POLL_S = 0.25
 
@@ -82,7 +83,7 @@ def boot(
             container=name,
             log=log,
             phases=watch.taken,
-            died=lambda: _death(container),
+            died=_death(container, log),
             memory=lambda: memory(container),
         )
     finally:
@@ -155,16 +156,27 @@ def _await_ready(
         if watch.done and url is not None and _healthy(url, serving.health):
             return url
         if (late := watch.late(now)) is not None:
-            raise Refused(
-                f"the server hangs at its start: the phase `{late.name}` is not over after {late.deadline:.0f} s",
-                hint="read the log; if the machine is just slow, raise the phase's deadline in the serving",
-                log=log,
-                details=launch.last_lines(follower.lines()),
-            )
+            raise _hang(late, follower, watch.silent(now), log)
         if (silent := watch.stalled(now)) is not None:
             step.say(f"no line for {duration(silent)} in the phase `{watch.phase}`; the last one: {watch.last_line}")
         step.waiting(f"{watch.phase}: {watch.last_line or 'no line yet'}"[:160])
         time.sleep(_POLL_S)
+
+
+def _hang(late: Phase, follower: Follower, silent: float, log: Path) -> Refused:
+    """The error for a start that does not end; what the log says of a cause goes before its last lines."""
+    found = launch.why(follower.lines(), log, Evidence(stage="boot", silent=silent))
+    known = found if found is not None and found.known and found.severity == "error" else None
+    return Refused(
+        f"the server hangs at its start: the phase `{late.name}` is not over after {late.deadline:.0f} s",
+        hint=(known and known.hint)
+        or "read the log; if the machine is just slow, raise the phase's deadline in the serving",
+        log=log,
+        details=(
+            *((known.message, *launch.told(known)) if known else ()),
+            *launch.last_lines(follower.lines()),
+        ),
+    )
 
 
 def _address(container: Container, port: int) -> str | None:
@@ -217,9 +229,16 @@ def memory(container: Container) -> int | None:
     return int(told["usage"]) if "usage" in told else None
 
 
-def _death(container: Container) -> str | None:
-    state = launch.state(container)
-    if state.get("Running"):
-        return None
-    why = "out of memory" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
-    return f"the server died ({why})"
+def _death(container: Container, log: Path) -> Callable[[], str | None]:
+    """Asked anew each time whether the server lives; its log is read once, when it does not."""
+    told: list[str] = []
+
+    def died() -> str | None:
+        state = launch.state(container)
+        if state.get("Running"):
+            return None
+        if not told:
+            told.append(launch.obituary(state, log))
+        return told[0]
+
+    return died

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +13,11 @@ from docker.models.containers import Container
 
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.explain import Evidence, LogFinding, explain, read_file
 
 _LAST_LINES = 15
 _WIDTH = 240
-
-
-@dataclass(frozen=True)
-class _Sign:
-    """A line that tells the cause."""
-
-    pattern: re.Pattern[str]
-    error: type[ForgeError]
-    hint: str
-
-
-# The first sign in this order that stands anywhere in the log wins. Wording drifts: they tell kinds, not letters.
-_SIGNS = (
-    _Sign(
-        re.compile(r"error: (unrecognized arguments|argument \S+: |the following arguments|ambiguous option)"),
-        UsageError,
-        "correct `flags` in the serving",
-    ),
-    _Sign(re.compile(r"(?i)address already in use"), EnvironmentFailure, "another server holds the port"),
-    _Sign(
-        re.compile(
-            r"(?i)(cannot find any (of the )?(model )?weights|no such file or directory: '/model|"
-            r"does not appear to have (a )?files? named|is not a local folder|no safetensors|"
-            r"unrecognized model in /model|can't load (the )?(tokenizer|configuration|model))"
-        ),
-        UsageError,
-        "the model folder is not complete, or not a model this server knows",
-    ),
-    _Sign(
-        re.compile(r"PermissionError: .*/model"),
-        UsageError,
-        "the image's user must be able to read the model folder: chmod -R a+rX",
-    ),
-    _Sign(
-        re.compile(r"(?i)(no cuda gpus are available|driver version is insufficient|found no nvidia driver)"),
-        EnvironmentFailure,
-        "this machine's driver or GPU is not what the image needs",
-    ),
-)
-_EXCEPTION = re.compile(r"^(?:[\w ]+\] )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b(?:: .*)?)$")
-_KILLED = re.compile(r"(?i)(exit code: -9\b|\bSIGKILL\b|out of memory: killed|signal 9\b)")
+_FAULTS: Mapping[str, type[ForgeError]] = {"usage": UsageError, "machine": EnvironmentFailure, "image": Refused}
 
 
 def unprivileged(engine: Engine, image: str, user: str | None = None) -> str:
@@ -88,26 +47,6 @@ def remove(engine: Engine, name: str) -> None:
         engine.client.api.remove_container(name, v=True, force=True)
 
 
-def cause_line(lines: Sequence[str]) -> str | None:
-    """The line that says why: the last line of the first traceback that was not handled on the way.
-
-    Later tracebacks are consequences (`Received sigquit from a child process`, `Rank 0 scheduler is dead`).
-    """
-    for number, line in enumerate(lines):
-        if not line.rstrip().endswith("Traceback (most recent call last):"):
-            continue
-        found: str | None = None
-        for later, candidate in enumerate(lines[number + 1 :], number + 1):
-            text = candidate.strip()
-            if match := _EXCEPTION.match(text):
-                found = match.group(1)
-                if not _chained(lines[later + 1 : later + 4]):
-                    return found
-        if found:
-            return found
-    return next((line.strip() for line in reversed(lines) if "error" in line.lower()), None)
-
-
 def engine_refused(error: docker.errors.APIError, folder: Path | None, port: int | None = None) -> ForgeError:
     """The error for a container that the engine does not make or start."""
     text = str(error.explanation or error)
@@ -134,33 +73,62 @@ def engine_refused(error: docker.errors.APIError, folder: Path | None, port: int
     return EnvironmentFailure(f"the engine does not start the container: {text}")
 
 
+def why(lines: Sequence[str], log: Path, evidence: Evidence) -> LogFinding | None:
+    """What the classifier says of a server's log: of all of it where there is the file, else of its last lines."""
+    if not log.is_file():
+        return explain(lines, evidence)
+    return read_file(log, evidence).finding
+
+
 def launch_failure(
     lines: Sequence[str], *, exit_code: int | None, oom_killed: bool, memory: str, log: Path
 ) -> ForgeError:
-    """The error for a server that died before it was ready: cause first, then the last lines of its log."""
+    """The error for a server that died before it was ready: cause first, then where it stands, then the log's last lines."""
     last = last_lines(lines)
-    killed = next((line.strip() for line in lines if _KILLED.search(line)), None)
-    if oom_killed or (exit_code == 137 and killed is not None):
+    found = why(
+        lines,
+        log,
+        Evidence(stage="boot", exit_code=exit_code, oom_killed=oom_killed, memory=memory, over=True),
+    )
+    # A process that a signal 9 ended, in a container that ended with it, whose limit the engine did not report on.
+    killed = found is not None and found.kind == "killed_sigkill" and found.line is not None and exit_code == 137
+    if oom_killed or killed:
         return Refused(
             f"the server was killed at launch: out of memory, its limit is {memory}",
             hint="raise `limits.memory` in the serving, or make the server take less",
             log=log,
             details=last,
         )
-    for sign in _SIGNS:
-        if (line := next((line.strip() for line in lines if sign.pattern.search(line)), None)) is not None:
-            # A rejected flag is preceded by a screenful of usage that tells nothing more.
-            rest = () if sign is _SIGNS[0] else last
-            return sign.error(f"the server did not start: {line}", hint=sign.hint, log=log, details=rest)
-    cause = killed or cause_line(lines) or "it said nothing about why"
-    return Refused(f"the server died at launch with exit code {exit_code}: {cause}", log=log, details=last)
+    if found is None or not found.known or found.line is None:
+        cause = (found.message if found else "") or "it said nothing about why"
+        return Refused(
+            f"the server died at launch with exit code {exit_code}: {cause}",
+            hint=found.hint if found else None,
+            log=log,
+            details=last,
+        )
+    # A rejected flag is preceded by a screenful of usage that tells nothing more.
+    details = () if found.kind == "flag_rejected" else (*told(found), *last)
+    return _FAULTS[found.fault](f"the server did not start: {found.message}", hint=found.hint, log=log, details=details)
+
+
+def told(found: LogFinding) -> tuple[str, ...]:
+    """Where a finding stands and what speaks for it, for an error's details."""
+    phase = f", phase {found.phase}" if found.phase else ""
+    others = (f"also {one.kind} at line {one.line}: {one.message[:_WIDTH]}" for one in found.others[:3])
+    return (f"{found.where}{phase}, confidence {found.confidence}", *found.evidence, *others)
+
+
+def obituary(state: Mapping[str, Any], log: Path) -> str:
+    """What to say of a server that died while it was asked; `state` is the engine's."""
+    killed = bool(state.get("OOMKilled"))
+    text = f"the server died ({'out of memory' if killed else 'exit code ' + str(state.get('ExitCode'))})"
+    evidence = Evidence(stage="boot", exit_code=state.get("ExitCode"), oom_killed=killed, over=True)
+    found = why((), log, evidence)
+    # Without a line it tells what the state told already.
+    return text if killed or found is None or found.line is None else f"{text}: {found.message}"
 
 
 def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """The end of a log for people: each line cut to a readable width."""
     return tuple(line if len(line) <= _WIDTH else line[:_WIDTH] + "…" for line in lines[-_LAST_LINES:])
-
-
-def _chained(following: Sequence[str]) -> bool:
-    """Whether the traceback goes on: `During handling of the above exception, ...`."""
-    return any("above exception" in line for line in following)

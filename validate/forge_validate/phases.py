@@ -53,6 +53,10 @@ class Watch:
             return None
         return phase.model_copy(update={"name": self.phase})
 
+    def silent(self, now: float) -> float:
+        """Seconds since the last line."""
+        return now - self._heard
+
     def stalled(self, now: float) -> float | None:
         """Seconds of silence, each time another stall's length has passed; otherwise none."""
         if now - max(self._heard, self._told) < self._stall:

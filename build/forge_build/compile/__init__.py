@@ -17,6 +17,7 @@ from pathlib import Path
 from forge_build.compile import cache, schedule, sizes
 from forge_build.compile.cache import Cache
 from forge_build.compile.container import builder, copy_in, copy_out, follow, out_of_memory
+from forge_build.compile.failure import failure
 from forge_build.compile.flashinfer_jit import FlashInferJit
 from forge_build.compile.progress import Progress
 from forge_build.compile.pyproject import Pyproject
@@ -28,7 +29,7 @@ from forge_build.manifest import Manifest
 from forge_build.patch import PatchedTree
 from forge_core.console import Console, Step, duration, size
 from forge_core.engine import Engine
-from forge_core.errors import EnvironmentFailure, ForgeError, IntegrityError, Refused, UsageError
+from forge_core.errors import IntegrityError, UsageError
 from forge_core.model import Deviation, canonical_sha256, file_sha256
 from forge_core.store import Derived, Store
 
@@ -273,7 +274,7 @@ def _make(
             if keep:
                 step.say(f"the container {container.name} is kept")
             if status != 0:
-                raise _failure(order, progress, status, out_of_memory(container), memory, log)
+                raise failure(order, progress, status, out_of_memory(container), memory, log)
             results = copy_out(container, OUTPUT, folder)
         if missing := [name for name in (*plan.outputs, "tools.json") if not (results / name).is_file()]:
             raise IntegrityError(f"the compile ended well but left no {', '.join(missing)}", log=log)
@@ -293,28 +294,6 @@ def _tell(step: Step, progress: Progress) -> None:
         )
     if progress.hits:
         step.say(progress.hits)
-
-
-def _failure(order: Order, progress: Progress, status: int, out_of_memory: bool, memory: int, log: Path) -> ForgeError:
-    details = tuple(progress.errors) or (progress.last,)
-    unit = f"the unit {progress.failed}" if progress.failed else order.spec.recipe
-    if out_of_memory or progress.killed or status in (137, 143):
-        return EnvironmentFailure(
-            f"{order.name}: {unit} was killed, most likely for want of memory ({size(memory)} were free for it)",
-            hint="free memory or take a larger machine; fewer compilers run side by side where less is free",
-            details=(progress.killed or details[0],),
-            log=log,
-        )
-    if progress.disk_full:
-        return EnvironmentFailure(
-            f"{order.name}: no space left on the engine's disk while compiling",
-            hint="free space: `docker system df` shows who has it",
-            details=(progress.disk_full,),
-            log=log,
-        )
-    if status == 3:
-        return UsageError(f"{order.name}: the plan does not fit the source", details=details, log=log)
-    return Refused(f"{order.name}: {unit} does not compile", details=details, log=log)
 
 
 __all__ = ["RECIPES", "Wheel", "compile_wheel", "narrowed", "share", "wheel_key"]

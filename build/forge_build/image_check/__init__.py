@@ -9,7 +9,7 @@ from typing import Any
 
 import docker.errors
 
-from forge_build.compile.container import builder, follow
+from forge_build.compile.container import builder, follow, out_of_memory
 from forge_build.image.recipe import HEALTH, INIT, USER, environment, labels, stand_in_files
 from forge_build.image_check import tool_chain
 from forge_build.image_check.judge import Expected, ImageReport, judge
@@ -20,6 +20,7 @@ from forge_core.cli import project_root
 from forge_core.console import Console
 from forge_core.engine import Engine
 from forge_core.errors import EnvironmentFailure, Refused
+from forge_core.explain import Evidence, explain, read_file
 from forge_core.model import ImageRef, canonical_sha256, file_sha256
 
 __all__ = ["Expected", "ImageReport", "check", "expect", "judge", "key", "record_digest"]
@@ -74,8 +75,15 @@ def check(
         argv = ["python", "-c", _script("image_check.py").read_text(encoding="utf-8"), json.dumps(request)]
         with builder(engine, str(image), argv, variables, name="image-check", keep=keep, read_only=True) as container:
             status = follow(container, log, on_line)
+            killed = out_of_memory(container)
         if status != 0 or parts[-1:] != [_END]:
-            raise EnvironmentFailure(f"the image check ended with {status} before it had an answer", log=log)
+            found = read_file(log, Evidence(exit_code=status, oom_killed=killed, over=True)).finding
+            raise EnvironmentFailure(
+                f"the image check ended with {status} before it had an answer",
+                details=(found.message,) if found is not None and found.message else (),
+                hint=found.hint if found is not None else None,
+                log=log,
+            )
         seen = json.loads("".join(parts[:-1]))
         if "tool_chain" in seen:
             seen["tool_chain"] |= tool_chain.device_code_of(seen["tool_chain"])
@@ -84,9 +92,12 @@ def check(
             step.result(f"{len(report.checks)} checks, {report.checks['files']}")
         else:
             errors = [f"{f.kind}: {f.where}: {f.message}" for f in report.findings if f.severity == "error"]
+            # One library that does not load fails every module above it.
+            known = explain(errors)
             raise Refused(
                 f"the image check found {len(errors)} fault{'s' if len(errors) > 1 else ''}",
                 details=tuple(errors[:40]),
+                hint=known.hint if known is not None else None,
                 log=log,
             )
     for finding in report.findings:

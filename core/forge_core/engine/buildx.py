@@ -18,15 +18,14 @@ from typing import Any
 
 from forge_core.engine.client import HINT, Engine
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
+from forge_core.explain import Evidence, LogFinding, explain
 from forge_core.process import Completed, run
 
-_DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 _GONE = re.compile(
     r"cannot connect to the docker daemon|failed to connect to the docker api|error reading from server"
     r"|code = Unavailable|connection refused|connection reset by peer|closing transport|dial unix",
     re.IGNORECASE,
 )
-_MEMORY = re.compile(r"exit code: (?:137|143)\b|died due to signal (?:9|15)\b")
 _ERROR_LINE = re.compile(r"(?i)\b(?:fatal error|error|failed|traceback|exception|cannot|undefined|no such file)\b")
 _STEP_LINE = re.compile(r"^#(\d+) (?:(?P<time>\d+\.\d+) (?P<said>.*)|(?P<note>.*))$")
 _SHOWN = 12
@@ -36,8 +35,8 @@ _SHOWN = 12
 class StepFailed(Refused):
     """A RUN step ended with another status than 0 (exit 1): the compiler or a check inside says no."""
 
-    def __init__(self, step: str, lines: tuple[str, ...], log: Path) -> None:
-        super().__init__(f"the build step `{step}` failed", log=log, details=lines)
+    def __init__(self, step: str, lines: tuple[str, ...], log: Path, hint: str | None = None) -> None:
+        super().__init__(f"the build step `{step}` failed", hint=hint, log=log, details=lines)
         self.step = step
 
 
@@ -166,18 +165,27 @@ def first_errors(lines: list[str]) -> tuple[str, ...]:
     return tuple(lines[start : start + _SHOWN])
 
 
+def _cause(said: list[str], found: LogFinding | None) -> tuple[str, ...]:
+    """What a step said from its cause line on; without one, its first errors."""
+    if found is None or found.line is None or not found.known or found.line > len(said):
+        return first_errors(said)
+    return tuple(said[found.line - 1 : found.line - 1 + _SHOWN])
+
+
 def _failure(completed: Completed, trace: _Trace, engine: Engine, dockerfile: Path, log: Path) -> ForgeError:
     tail = completed.stdout.splitlines()[-_SHOWN:]
     reason = " ".join(f"{trace.reason} {trace.final}".split())
     spoken = trace.said[-40:]
-    if any(_DISK_FULL.search(line) for line in (reason, *spoken)):
+    found = explain([*trace.said, reason], Evidence(stage="build", exit_code=completed.returncode, over=True))
+    kind = found.kind if found is not None else None
+    if kind == "disk_full":
         return EnvironmentFailure(
             "no space left on the disk while building (the engine's, or that of the output)",
             hint="free space: `python -m forge_core store gc`, `docker builder prune`",
             log=log,
             details=first_errors(spoken) or tuple(tail),
         )
-    if any(_MEMORY.search(line) for line in (reason, *spoken)):
+    if kind in ("oom_host", "oom_host_build", "terminated"):
         return EnvironmentFailure(
             f"the build step `{trace.step}` was killed, most likely for want of memory",
             hint="free memory, or build fewer units side by side",
@@ -185,7 +193,7 @@ def _failure(completed: Completed, trace: _Trace, engine: Engine, dockerfile: Pa
             details=first_errors(spoken),
         )
     if "did not complete successfully" in reason:
-        return StepFailed(trace.step, first_errors(trace.said) or (reason,), log)
+        return StepFailed(trace.step, _cause(trace.said, found) or (reason,), log, found.hint if found else None)
     if _GONE.search(reason) or (not reason and _GONE.search("\n".join(tail))):
         return EnvironmentFailure(
             f"the engine at {engine.address} went away while building", hint=HINT, log=log, details=(reason,)

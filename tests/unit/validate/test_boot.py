@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_core.errors import EnvironmentFailure, ForgeError, Refused, UsageError
-from forge_validate.launch import cause_line, launch_failure
+from forge_validate.launch import launch_failure, obituary
 from forge_validate.phases import Watch
 from forge_validate.serving import Phase
 
@@ -79,12 +79,6 @@ RuntimeError: Rank 0 scheduler is dead. Please check if there are relevant logs.
 """.splitlines()
 
 
-def test_the_cause_is_the_end_of_the_first_traceback() -> None:
-    assert cause_line(TRACEBACK) == (
-        "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"
-    )
-
-
 def failure(text: str, *, code: int = 1, oom: bool = False) -> ForgeError:
     return launch_failure(text.splitlines(), exit_code=code, oom_killed=oom, memory="8g", log=Path("server.log"))
 
@@ -123,3 +117,37 @@ def test_a_kill_without_a_reason_is_not_called_out_of_memory() -> None:
 
 def test_silence() -> None:
     assert "nothing about why" in failure("").message
+
+
+def test_the_cause_is_the_end_of_the_first_traceback() -> None:
+    error = failure("\n".join(TRACEBACK))
+    assert type(error) is UsageError and error.hint is not None and "truncated" in error.hint
+    assert error.message.endswith("SafetensorError: Error while deserializing header: MetadataIncompleteBuffer")
+    assert error.details[0].startswith("line 12, phase start, confidence high")
+    assert any("scheduler_dead at line 17" in detail for detail in error.details)
+
+
+def test_an_undefined_symbol_is_no_matter_of_the_architecture() -> None:
+    error = failure(
+        "[sgl_kernel] CRITICAL: Could not load any common_ops library!\n"
+        "no kernel image is available for execution on the device\n"
+        "ImportError: common_ops.abi3.so: undefined symbol: _ZN5torch7Library4_defE\n"
+    )
+    assert type(error) is Refused and "undefined symbol" in error.message
+    assert error.hint is not None and error.hint.startswith("import_abi: ")
+
+
+def test_all_of_the_log_file_is_read(tmp_path: Path) -> None:
+    """Not only the last lines that were kept of it."""
+    log = tmp_path / "server.log"
+    log.write_text("RuntimeError: No CUDA GPUs are available\n" + "noise\n" * 5000)
+    error = launch_failure(["noise"] * 100, exit_code=1, oom_killed=False, memory="8g", log=log)
+    assert type(error) is EnvironmentFailure and "CUDA" in error.message
+
+
+def test_the_death_of_a_server_that_was_asked(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    assert obituary({"ExitCode": 7}, log) == "the server died (exit code 7)"
+    log.write_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    assert obituary({"ExitCode": 7}, log).startswith("the server died (exit code 7): RuntimeError: CUDA error")
+    assert obituary({"ExitCode": 137, "OOMKilled": True}, log) == "the server died (out of memory)"
