@@ -42,6 +42,7 @@ class Broker:
         self._budget = plan.get("budget") or max(memory.free() - self._floor, 1)
         self._patience = plan.get("patience", 60)
         self._keep_going = plan.get("keep_going", False)
+        self._settle = plan.get("settle", _SETTLE_S)
         self._versions = versions
         self._sizes = Sizes(plan.get("sizes", {}))
         self._token = os.urandom(8).hex()
@@ -222,7 +223,7 @@ class Broker:
 
     def _admit(self):
         now = time.monotonic()
-        if self._failed or (not self._running and now - self._asked < _SETTLE_S):
+        if self._failed or (not self._running and now - self._asked < self._settle):
             return
         while True:
             if self._running:

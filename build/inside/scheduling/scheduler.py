@@ -16,7 +16,8 @@ class Scheduler:
 
     `plan`: `slots` (units at a time), `budget` (bytes that all may hold together), `floor` (bytes the machine keeps),
     `sizes` ("name|architecture|compiler" -> bytes of a unit that was compiled before), `patience` (seconds to wait for others
-    to give memory back), `keep_going` (after a unit that failed), `cache` (see `cache.py`). `versions`: compiler -> its version.
+    to give memory back), `keep_going` (after a unit that failed), `settle`
+    (seconds without a new unit before the first one starts), `cache` (see `cache.py`). `versions`: compiler -> its version.
     """
 
     def __init__(self, plan, versions=None):

@@ -72,8 +72,11 @@ def test_a_package_with_other_bytes_never_gets_into_the_repository(
     path = store.path(deb.sha256)
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
+    folder = tmp_path / "repository"
+    folder.mkdir()
     with pytest.raises(IntegrityError, match=r"thing_1%3a2-3_all\.deb"):
-        build(REHEARSAL, given(store, deb), tmp_path)
+        stage._repository(given(store, deb), (deb,), folder)
+    assert list(folder.iterdir()) == []
     assert not path.exists()
     assert list((store.root / "partial").iterdir()) == []
 

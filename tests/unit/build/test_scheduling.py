@@ -319,7 +319,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_heavy_first_light_beside_and_never_above_the_budget(folder: Path) -> None:
     units = {f"light{n}": {"mb": 30, "seconds": 0.2} for n in range(4)} | {"heavy": {"mb": 120, "seconds": 0.6}}
-    done = run(folder, units, slots=3, budget=270 * MB)
+    done = run(folder, units, slots=3, budget=270 * MB, settle=1)  # ninja starts the launchers one by one
     assert done.status == 0, done.said
     assert "heavy" in done.begun()[:2]
     # margins of 5 % and 50 MB: the heavy one and one light one fit, never two light ones beside it
@@ -342,8 +342,8 @@ def test_one_over_the_budget_runs_alone_and_is_said_to(folder: Path) -> None:
 
 
 def test_a_failed_unit_ends_the_build_and_its_error_is_the_first(folder: Path) -> None:
-    units = {"bad": {"mb": 60, "seconds": 0.3, "status": 2}} | {f"u{n}": {"mb": 5, "seconds": 0.8} for n in range(4)}
-    done = run(folder, units)
+    units = {"bad": {"mb": 60, "seconds": 0.3, "status": 2}} | {f"u{n}": {"mb": 5, "seconds": 3} for n in range(4)}
+    done = run(folder, units, settle=1)
     assert done.status != 0
     assert len(done.begun()) == 2, "those that waited were sent home"
     assert done.progress.failed == "bad.o"
