@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
+from forge_core.errors import UsageError
 from forge_validate import catalogue, offline, receipt, recorded
 from forge_validate.bench import ANY
 from forge_validate.pipeline import Wish, known_profile, validate
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = parser.verb(
         "judge", _judge, "judge recorded exchanges: each by itself, or with --profile as the suite of a profile"
     )
+    verb.add_argument("--suite", metavar="NAME", help="with --profile: judge as this suite, not the policy's")
     verb.add_argument("exchanges", metavar="FILE", nargs="+", type=Path, help="exchanges, or folders of them")
     parser.verb("suites", _suites, "list the suites: what each asks, and at most how many tokens that costs")
     verb = parser.verb("promote", _promote, "move the tag that a receipt allows, without another look at the server")
@@ -68,11 +70,13 @@ def _validate(options: argparse.Namespace, console: Console) -> int:
 
 def _judge(options: argparse.Namespace, console: Console) -> int:
     if options.profile is None:
+        if options.suite is not None:
+            raise UsageError("--suite without --profile: each file is judged by itself then", hint="give a --profile")
         judged = offline.judge(options.exchanges, console)
         if options.json:
             sys.stdout.write(offline.dumps(judged))
         return offline.exit_code(judged)
-    found = recorded.judge(known_profile(options.profile), options.exchanges, console)
+    found = recorded.judge(known_profile(options.profile, boots=False), options.exchanges, console, options.suite)
     if options.json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     return recorded.exit_code(found)
