@@ -35,7 +35,7 @@ def test_a_healthy_server_passes_and_costs_no_more_than_stated(tmp_path: Path) -
         results, exchanges = ask(engine, CONTEXT, tmp_path)
     assert outcomes(results) == {} and results.keys() == LENGTHS | {"context/too-long"}
     told = results["context/chunk+1"].explanation
-    assert told.startswith("513 tokens; the needle at 90% is found; 10 tokens are the same")
+    assert told.startswith("513 tokens; the needle at 10% is found; 10 tokens are the same")
     ((family, settings),) = bench(CONTEXT).families
     spent = sum(hits.prompt_tokens(one) + one.request.body["max_tokens"] for one in exchanges.values() if _said(one))
     assert 0 < spent <= family.cost(settings)

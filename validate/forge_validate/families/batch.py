@@ -97,7 +97,7 @@ class Batch:
     def start(self, settings: Settings, failed: CheckResult, exchanges: Mapping[str, Exchange]) -> Size | None:
         """The batch size that failed, or the streams and the words of the prefill beside them."""
         if failed.check == "batch/beside-prefill":
-            return Size(batch=settings.beside, length=settings.prefill, tokens=2 * settings.tokens)
+            return Size(batch=settings.beside, length=settings.prefill)
         return Size(
             batch=int(failed.check.removeprefix("batch/size-")), length=prompts.counted(0), tokens=settings.tokens
         )
@@ -113,7 +113,7 @@ class Batch:
     ) -> Tried:
         """One prompt alone, warm, then several times at one moment, or beside a prefill."""
         beside = failed.check == "batch/beside-prefill"
-        request = self._small(bench, size, beside)
+        request = self._small(bench, size) if not beside else self._stream(bench, 2 * settings.tokens)
         yield Wave((Ask(f"{place}/cold", request, settings.timeout),))
         alone = yield Wave((Ask(f"{place}/alone", request, settings.timeout),))
         asks = tuple(Ask(f"{place}/{i}", request, settings.timeout) for i in range(size.batch))
@@ -139,8 +139,9 @@ class Batch:
     ) -> str:
         """The answers of one prompt at one moment: they must be those of one alone."""
         if failed.check != "batch/beside-prefill":
-            return prompts.curl_at_once(self._small(bench, size, False), size.batch)
-        stream = prompts.curl(self._small(bench, size, True))
+            return prompts.curl_at_once(self._small(bench, size), size.batch)
+        # Long enough for a shell to come with the long prompt in the midst of it.
+        stream = prompts.curl(self._stream(bench, 16 * settings.tokens))
         streams = [one for name, one in exchanges.items() if name.startswith("batch/beside") and one.first is not None]
         waits = [(one.first or 0.0) - (one.began or 0.0) for one in streams if not one.name.endswith("/prefill")]
         wait = max(waits, default=0.5)
@@ -149,9 +150,12 @@ class Batch:
         some = f"for i in $(seq {size.batch}); do {stream} & done"
         return f"{stream}; {some}; sleep {wait + 0.02:.2f}; {long} >/dev/null & wait"
 
-    def _small(self, bench: Bench, size: Size, beside: bool) -> Request:
-        text = prompts.counting(0, None if beside else size.length)
+    def _small(self, bench: Bench, size: Size) -> Request:
+        text = prompts.counting(0, size.length)
         return prompts.complete(bench, text, size.tokens, logprobs="logprobs" in bench.offers)
+
+    def _stream(self, bench: Bench, tokens: int) -> Request:
+        return prompts.complete(bench, prompts.counting(0), tokens, logprobs="logprobs" in bench.offers)
 
     def _first(self, settings: Settings, bench: Bench) -> Generator[Wave, None, None]:
         if asks := about.asks(self.name, bench):

@@ -142,7 +142,7 @@ def curl_load(ask: Ask, took: float) -> str:
     cut = ask.abort_after or (took * 0.5 if ask.abort_at is not None else None)
     limit = "" if cut is None else f" --max-time {max(cut, 0.01):.2f}"
     line = curl(beginning(ask.request, "FIRST")).replace("FIRST", "'\"$RANDOM$RANDOM\"'")
-    return f"{line}{limit} >/dev/null &"
+    return f"{line}{limit} >/dev/null 2>&1 &"
 
 
 def beginning(request: Request, word: str) -> Request:
