@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from forge_validate.families.runner import Sender
 from forge_validate.golden.document import Golden, Subject
 from forge_validate.golden.record import record
 from forge_validate.judge import Bench
-from forge_validate.offers import Offers
+from forge_validate.offers import Offers, Seen
 from forge_validate.server import Server
 
+CHAT = "the stand-in chats only"
 OFFERS = Offers.certain(("native", "metrics", "tokenize", "logprobs"), "the stand-in has it").model_copy(
     update={"tokenize_path": "/tokenize"}
 )
@@ -61,11 +62,21 @@ def encode(text: str) -> tuple[int, ...]:
 
 
 def ask(
-    engine: FakeEngine, sections: Mapping[str, Mapping[str, Any]], folder: Path, **changes: Any
+    engine: FakeEngine,
+    sections: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    *,
+    gpu_memory: Callable[[], int | None] | None = None,
+    **changes: Any,
 ) -> tuple[dict[str, CheckResult], dict[str, Exchange]]:
     """The results by check, and the exchanges by name."""
-    server = Server(url=engine.url, served="m", memory=engine.memory)
-    judged = bench(sections, **({"offers": OFFERS} | changes))
+    server = Server(url=engine.url, served="m", memory=engine.memory, gpu_memory=gpu_memory)
+    offers = OFFERS
+    if engine.chat:
+        offers = OFFERS.joined(Offers(seen=(Seen(name="completions", state="absent", evidence=CHAT),)))
+    if gpu_memory is not None:
+        offers = offers.joined(Offers.certain(("gpu-memory",), "the test has it"))
+    judged = bench(sections, **({"offers": offers} | changes))
     recorded: dict[str, Exchange] = {}
     results: list[CheckResult] = []
     with Sender(server, folder) as sender:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import threading
 import zlib
 from collections import OrderedDict, deque
@@ -33,6 +34,8 @@ class Job:
     disturbed: bool = False
     stuck: bool = False
     gone: bool = False
+    flushed: bool = False
+    evicted: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -72,22 +75,38 @@ class FakeEngine:
     prefix), `prefix64` (wrong behind a cached prefix of 64), `poison` (wrong for ever after a client hung up),
     `nan` (null logprobs from batch 3 on), `lost` (who comes when 4 wait is forgotten), `stall` (streams stop in the middle
     when many wait), `zombie` (who hung up keeps the place), `kv` (every request leaves tokens in the pool), `grow`
-    (every request leaves memory), `serial` (no batches), `uncached` (no prefix cache), `quiet-usage` (no usage
+    (every request leaves memory), `chunk` (wrong when more than a chunk is prefilled at once), `forget` (finds no needle beyond
+    a chunk), `truncate` (a prompt beyond the window is cut), `swallow` (it is never answered), `unsalted` (salts do not
+    count), `flush` (the first answer after a flush is wrong), `evict` (wrong for what was cached and evicted), `hoard` (the
+    pool is twice what is told), `mends` (as `poison`, until two counting prompts were answered),
+    `serial` (no batches), `uncached` (no prefix cache), `quiet-usage` (no usage
     details), `mute` (no counters either). Of `/generate`, which is there for golden files: `scaled` (all logits times 1.05),
     `shifted` (one letter is likelier), `decode-scaled` (when decoding only), `null` (a NaN),
     `no-input-logprobs` (those of the prompt are not told).
     """
 
-    def __init__(self, *, max_running: int = 8, pool: int = 20_000, page: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        max_running: int = 8,
+        pool: int = 20_000,
+        page: int = 1,
+        chunk: int = 512,
+        window: int = 50_000,
+        chat: bool = False,
+    ) -> None:
         self.faults: set[str] = set()
         self.max_running, self.pool, self.page = max_running, pool, page
+        self.chunk, self.window, self.chat = chunk, window, chat
         self.asked: list[dict[str, Any]] = []
         self.finished = 0
         self._cache: OrderedDict[str, None] = OrderedDict()
         self._hits = self._leaked = 0
         self._running: list[Job] = []
         self._waiting: deque[Job] = deque()
-        self._poisoned = False
+        self._poisoned = 0
+        self._flushed = False
+        self._evicted: set[str] = set()
         self._url: str | None = None
         self._started = threading.Event()
 
@@ -149,6 +168,9 @@ class FakeEngine:
             if job.gone:
                 continue
             job.cached = self._match(job)
+            job.flushed, self._flushed = self._flushed, False
+            kept = f"{job.salt}\0{job.prompt}" if job.prompt.startswith("Kept") and not job.cached else None
+            job.evicted = kept is not None and any(known.startswith(kept) for known in self._evicted)
             self._hits += job.cached
             uncached = len(job.prompt) - job.cached
             if uncached > 1000:
@@ -162,10 +184,13 @@ class FakeEngine:
         if "uncached" in self.faults:
             return 0
         best = 0
-        for known in self._cache:
+        for known in tuple(self._cache):
             if known.startswith(job.salt + "\0"):
                 text = known[len(job.salt) + 1 :]
                 best = max(best, common_prefix(text, job.prompt))
+                if common_prefix(text, job.prompt):
+                    # SGLang takes a beginning in common for a use of the whole.
+                    self._cache.move_to_end(known)
         return min(best, len(job.prompt) - 1) // self.page * self.page
 
     def _decode(self, job: Job, batch: int) -> None:
@@ -173,13 +198,25 @@ class FakeEngine:
             return
         if job.stuck and len(job.said) == 3:
             return
-        token, logprob, top = next_token(job.prompt + "".join(one for one, _, _ in job.said))
+        so_far = "".join(one for one, _, _ in job.said)
+        token, logprob, top = next_token(job.prompt + so_far)
+        if (known := self._recalled(job.prompt))[: len(so_far)] == so_far and len(known) > len(so_far):
+            token = known[len(so_far)]
+            logprob, top = -0.1, {token: -0.1}
         if self._wrong(job, batch):
             token, logprob, top = "X", -0.5, {"X": -0.5}
         logprob += NOISE * (batch - 1)
         if "nan" in self.faults and batch >= 3:
             logprob = float("nan")
         job.said.append((token, logprob, top))
+
+    def _recalled(self, prompt: str) -> str:
+        """What a prompt that asks for a number it holds is gone on with."""
+        asked = re.search(r"The secret number of (\w+) is$", prompt)
+        found = re.search(rf"number of {asked.group(1)} is (\d+)\.", prompt) if asked else None
+        if found is None:
+            return ""
+        return " 00000." if "forget" in self.faults and len(prompt) > self.chunk else f" {found.group(1)}."
 
     def _wrong(self, job: Job, batch: int) -> bool:
         if len(job.said) < 2 and not self._poisoned:
@@ -188,21 +225,26 @@ class FakeEngine:
             ("batch" in self.faults and batch >= 3)
             or ("beside" in self.faults and job.disturbed)
             or ("warm" in self.faults and job.cached > 0.8 * len(job.prompt))
+            or ("flush" in self.faults and job.flushed)
+            or ("evict" in self.faults and job.evicted)
+            or ("chunk" in self.faults and len(job.prompt) - job.cached > self.chunk)
             or ("prefix64" in self.faults and job.cached == 64)
-            or self._poisoned
+            or self._poisoned > 0
         )
 
     def _finish(self, job: Job) -> None:
         self.finished += 1
-        if job.gone and "poison" in self.faults:
-            self._poisoned = True
+        if self._poisoned and job.prompt.startswith("Counting"):
+            self._poisoned -= 1
+        if job.gone and self.faults & {"poison", "mends"}:
+            self._poisoned = 2 if "mends" in self.faults else 1_000_000
         if "kv" in self.faults:
             self._leaked += 3
         key = f"{job.salt}\0{job.prompt}" + "".join(token for token, _, _ in job.said)
         self._cache[key] = None
         self._cache.move_to_end(key)
-        while sum(map(len, self._cache)) > self.pool:
-            self._cache.popitem(last=False)
+        while sum(map(len, self._cache)) > self.pool * (2 if "hoard" in self.faults else 1):
+            self._evicted.add(self._cache.popitem(last=False)[0])
 
     # --- the wire -------------------------------------------------------------------------------------------------------
 
@@ -214,7 +256,7 @@ class FakeEngine:
             lengths = [line.split(":")[1] for line in lines if line.startswith("content-length")]
             length = int(lengths[0]) if lengths else 0
             body = json.loads(await reader.readexactly(length)) if length else {}
-            if path == "/v1/completions":
+            if path == ("/v1/chat/completions" if self.chat else "/v1/completions"):
                 await self._complete(body, reader, writer)
             elif path == "/generate":
                 await self._generate(body, writer)
@@ -230,10 +272,17 @@ class FakeEngine:
         used = sum(len(job.prompt) + len(job.said) for job in self._running) + self._leaked
         if path == "/server_info":
             state = {"effective_max_running_requests_per_dp": self.max_running, "decode_cuda_graph_bs": []}
-            sizes = {"page_size": self.page, "max_total_num_tokens": self.pool, "version": "0", "model_path": "m"}
+            sizes = {
+                "page_size": self.page,
+                "chunked_prefill_size": self.chunk,
+                "max_total_num_tokens": self.pool,
+                "version": "0",
+                "model_path": "m",
+            }
             return 200, sizes | {"internal_states": [state]}
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "sglang"}]}
+            model = {"id": "m", "object": "model", "owned_by": "sglang", "max_model_len": self.window}
+            return 200, {"object": "list", "data": [model]}
         if path == "/v1/chat/completions":
             message = {"role": "assistant", "content": "a"}
             return 200, {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
@@ -256,6 +305,7 @@ class FakeEngine:
             idle = not self._running and not self._waiting
             if idle:
                 self._cache.clear()
+                self._flushed = True
             return (200 if idle else 400), "Cache flushed.\n"
         return 404, {"detail": "Not Found"}
 
@@ -264,8 +314,18 @@ class FakeEngine:
         if body.get("temperature", 0) < 0:
             self._answer(writer, 400, {"object": "error", "message": "temperature must be non-negative", "code": 400})
             return
-        prompt = body["prompt"] if isinstance(body["prompt"], str) else "".join(map(chr, body["prompt"]))
-        job = Job(prompt, body["max_tokens"], str(body.get("cache_salt", "")), body.get("temperature", 0) > 0)
+        prompt = body["messages"][-1]["content"] if self.chat else body["prompt"]
+        prompt = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
+        if len(prompt) >= self.window:
+            if "swallow" in self.faults:
+                await reader.read(1)
+                return
+            if "truncate" not in self.faults:
+                self._answer(writer, 400, {"object": "error", "message": "the input is longer than the window"})
+                return
+            prompt = prompt[: self.window - body["max_tokens"]]
+        salt = "" if "unsalted" in self.faults else str(body.get("cache_salt", ""))
+        job = Job(prompt, body["max_tokens"], salt, body.get("temperature", 0) > 0)
         if "lost" not in self.faults or len(self._running) + len(self._waiting) < self.max_running + 4:
             self._waiting.append(job)
             self._work.set()
@@ -349,9 +409,16 @@ class FakeEngine:
             yield prompt[place], mine + 5 * NOISE, top
 
     def _piece(self, body: dict[str, Any], job: Job, said: list[Any], finish: str | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "text": "".join(t for t, _, _ in said), "finish_reason": finish}
-        choice["logprobs"] = None
-        if body.get("logprobs"):
+        text = "".join(t for t, _, _ in said)
+        choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": finish, "logprobs": None}
+        if self.chat:
+            choice["delta" if body.get("stream") else "message"] = {"role": "assistant", "content": choice.pop("text")}
+            if body.get("logprobs"):
+                tokens = [
+                    {"token": t, "logprob": None if v is None or v != v else v, "top_logprobs": []} for t, v, _ in said
+                ]
+                choice["logprobs"] = {"content": tokens}
+        elif body.get("logprobs"):
             plain = [None if value is None or value != value else value for _, value, _ in said]
             choice["logprobs"] = {
                 "tokens": [token for token, _, _ in said],

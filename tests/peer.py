@@ -140,6 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
             ids = [504, 3575, 282, 4649, 314]
             more = {"token_strs": None} if flavour == "vllm" else {}
             self.give({"count": len(ids), "max_model_len": 8192, "tokens": ids} | more)
+        elif self.path == "/v1/completions" and flavour != "plain":
+            choice = {"index": 0, "text": " three", "finish_reason": "length"}
+            self.give({"object": "text_completion", "model": body["model"], "choices": [choice]})
         elif self.path == "/generate" and flavour == "sglang":
             self.give({"text": " three", "output_ids": [1], "meta_info": {"prompt_tokens": 2, "cached_tokens": 0}})
         else:

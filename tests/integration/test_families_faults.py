@@ -15,6 +15,8 @@ from forge_validate.families.shrink import Size, shrink
 from forge_validate.families.slope import slope
 
 POOL = 3000
+# Longer than every prompt of the other families.
+WINDOW = 4000
 
 SECTIONS = {
     "golden": GOLDEN,
@@ -22,9 +24,18 @@ SECTIONS = {
     "cache": {
         "words": 30,
         "lengths": [64, 65],
-        "evict": POOL,
+        "evict": 4 * POOL,
         "evict_words": 100,
         "tokens": 6,
+        "margin": MARGIN,
+        "timeout": 60,
+    },
+    "context": {
+        "edges": ["chunk-1", "chunk", "chunk+1", "2chunk+1"],
+        "depths": [0.2, 0.8],
+        "budget": 9000,
+        "reach": {"value": 4096, "reason": "the stand-in finds every needle"},
+        "tokens": 10,
         "margin": MARGIN,
         "timeout": 60,
     },
@@ -68,9 +79,9 @@ SHORT = {
 }
 
 
-def run(fault: str | None, folder: Path, *families: str) -> dict[str, CheckResult]:
+def run(fault: str | None, folder: Path, *families: str, chat: bool = False) -> dict[str, CheckResult]:
     sections = {name: SECTIONS[name] | SHORT.get(fault or "", {}).get(name, {}) for name in families or SECTIONS}
-    with FakeEngine(pool=POOL) as engine:
+    with FakeEngine(pool=POOL, chat=chat, window=WINDOW) as engine:
         golden = recorded_golden(engine, folder / "golden") if "golden" in sections else None
         if fault is not None:
             engine.faults.add(fault)
@@ -87,6 +98,7 @@ def test_all_pass_on_a_healthy_server(tmp_path: Path) -> None:
         *(f"batch/{name}" for name in ("size-1", "size-3", "beside-prefill")),
         *(f"cache/{name}" for name in ("warm", "flushed", "evicted")),
         *(f"cache/branch-{length}" for length in (1, 2, 64, 65)),
+        *(f"context/{name}" for name in ("chunk-1", "chunk", "chunk+1", "2chunk+1", "too-long")),
         "poison/after-load",
         *(f"hang/{name}" for name in ("burst", "cancel-storm", "drain", "idle")),
         *(f"leak/{name}" for name in ("kv-pool", "memory")),
@@ -105,7 +117,13 @@ def test_all_pass_on_a_healthy_server(tmp_path: Path) -> None:
         ("beside", {"batch/beside-prefill": "failed"}),
         ("warm", {"cache/warm": "failed"}),
         ("prefix64", {"cache/branch-64": "failed"}),
+        ("flush", {"cache/flushed": "failed"}),
+        ("evict", {"cache/evicted": "failed"}),
+        ("chunk", {"context/chunk+1": "failed", "context/2chunk+1": "failed"}),
+        ("forget", {"context/chunk+1": "failed", "context/2chunk+1": "failed"}),
+        ("truncate", {"context/too-long": "failed"}),
         ("poison", {"poison/after-load": "failed"}),
+        ("mends", {"poison/after-load": "failed"}),
         ("lost", {"hang/burst": "failed"}),
         ("stall", {"hang/burst": "failed"}),
         ("kv", {"leak/kv-pool": "failed"}),
@@ -130,6 +148,23 @@ def test_what_was_not_exercised_is_unmeasured(tmp_path: Path) -> None:
     assert serial == dict.fromkeys(("batch/size-3", "batch/beside-prefill", "poison/after-load"), "unmeasured")
 
 
+def test_a_pool_that_is_larger_than_told_is_filled_again(tmp_path: Path) -> None:
+    assert outcomes(run("hoard", tmp_path, "cache")) == {}
+    assert (tmp_path / "cache__evicted__1.json").exists() and not (tmp_path / "cache__evicted__2.json").exists()
+
+
+def test_a_chat_without_completions_is_judged_as_far_as_it_can_be(tmp_path: Path) -> None:
+    """No token ids can be said there, so no prefix is cut and no length is exact."""
+    healthy = run(None, tmp_path / "healthy", chat=True)
+    exact = {name for name in healthy if name.startswith(("cache/branch-", "context/"))} - {"context/too-long"}
+    assert outcomes(healthy) == dict.fromkeys(exact, "unmeasured")
+    assert all("no /v1/completions" in healthy[name].explanation for name in exact)
+    assert outcomes(run("lost", tmp_path / "lost", "hang", chat=True)) == {"hang/burst": "failed"}
+    wrong = run("batch", tmp_path / "batch", "batch", chat=True)
+    # Without an echo no noise was measured, so another token may be a flip.
+    assert outcomes(wrong) == {"batch/size-3": "unmeasured"}
+
+
 def test_hits_are_told_by_counters_where_usage_is_silent(tmp_path: Path) -> None:
     """`mute` takes both away."""
     assert outcomes(run("quiet-usage", tmp_path / "counters", "cache")) == {}
@@ -138,28 +173,40 @@ def test_hits_are_told_by_counters_where_usage_is_silent(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("fault", "check", "shown"),
+    ("fault", "check", "shown", "expected", "requests"),
     [
-        ("batch", "batch/size-6", "for i in $(seq 3); do curl"),
-        ("prefix64", "cache/branch-64", '"max_tokens": 3'),
-        ("warm", "cache/warm", "S=$(date +%s%N); curl"),
-        ("lost", "hang/burst", "for i in $(seq 16); do curl"),
+        ("batch", "batch/size-6", "for i in $(seq 3); do curl", "X", 3),
+        ("prefix64", "cache/branch-64", '"max_tokens": 3', "X", 3),
+        ("warm", "cache/warm", "S=$(date +%s%N); curl", "X", 3),
+        ("flush", "cache/flushed", "/flush_cache", "X", 3),
+        ("evict", "cache/evicted", "for i in $(seq 8); do curl", "X", 11),
+        ("beside", "batch/beside-prefill", "& done; sleep ", "X", 3),
+        ("mends", "poison/after-load", " --max-time ", "X", 3),
+        ("poison", "poison/after-load", " --max-time ", "X", 10),
+        ("kv", "leak/kv-pool", "/v1/loads", "num_used_tokens", 1),
+        ("chunk", "context/chunk+1", "exchanges/context__chunk+1__pieces.json", "X", 3),
+        ("truncate", "context/too-long", "exchanges/context__too-long.json", "usage", 1),
+        ("lost", "hang/burst", "for i in $(seq 16); do curl", "", 0),
     ],
 )
-def test_the_smallest_reproducer(fault: str, check: str, shown: str, tmp_path: Path) -> None:
+def test_the_smallest_reproducer(
+    fault: str, check: str, shown: str, expected: str, requests: int, tmp_path: Path
+) -> None:
     family = check.partition("/")[0]
     section = SECTIONS[family] | SHORT.get(fault, {}).get(family, {}) | ({"sizes": [6]} if family == "batch" else {})
-    with FakeEngine(pool=POOL) as engine:
+    with FakeEngine(pool=POOL, window=WINDOW) as engine:
         engine.faults.add(fault)
-        results, _ = ask(engine, {family: section}, tmp_path)
+        results, _ = ask(engine, {family: section}, tmp_path / "exchanges")
         line = results[check].reproduce or ""
         assert results[check].outcome == "failed" and shown in line and "\n" not in line
         engine.asked.clear()
         environment = {"URL": engine.url, "KEY": "none", "PATH": os.environ["PATH"]}
-        if fault != "lost":
-            shell = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, timeout=20)
-            assert b"X" in shell.stdout
-    assert len(engine.asked) in (3, 0)
+        if fault == "lost":
+            return
+        shell = subprocess.run(["bash", "-c", line], env=environment, cwd=tmp_path, capture_output=True, timeout=20)
+    said = shell.stdout.decode()
+    assert not shell.stderr, shell.stderr
+    assert expected in said and len(engine.asked) == requests
 
 
 def test_sizes_are_halved_while_they_fail() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forge_core.cli import Parser, work_folder
 from forge_core.console import Console
+from forge_core.errors import UsageError
 from forge_core.explain import cli as explain
 from forge_validate import catalogue, offline, receipt, recorded
 from forge_validate.bench import ANY
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = parser.verb(
         "judge", _judge, "judge recorded exchanges: each by itself, or with --profile as the suite of a profile"
     )
+    verb.add_argument("--suite", metavar="NAME", help="with --profile: judge as this suite, not the policy's")
     verb.add_argument("exchanges", metavar="FILE", nargs="+", type=Path, help="exchanges, or folders of them")
     verb = parser.verb("golden", _golden, "record a golden file from a server that is trusted, with its own noise")
     verb.add_argument("--url", metavar="URL", help="the server; without it the recorded image is booted")
@@ -89,11 +91,13 @@ def _validate(options: argparse.Namespace, console: Console) -> int:
 
 def _judge(options: argparse.Namespace, console: Console) -> int:
     if options.profile is None:
+        if options.suite is not None:
+            raise UsageError("--suite without --profile: each file is judged by itself then", hint="give a --profile")
         judged = offline.judge(options.exchanges, console)
         if options.json:
             sys.stdout.write(offline.dumps(judged))
         return offline.exit_code(judged)
-    found = recorded.judge(known_profile(options.profile), options.exchanges, console)
+    found = recorded.judge(known_profile(options.profile, boots=False), options.exchanges, console, options.suite)
     if options.json:
         sys.stdout.write(found.model_dump_json(indent=2) + "\n")
     return recorded.exit_code(found)

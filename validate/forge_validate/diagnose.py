@@ -30,6 +30,7 @@ Kind = Literal[
     "golden",
     "cache",
     "batch",
+    "context",
     "poison",
     "hang",
     "leak",
@@ -165,6 +166,12 @@ _RULES = (
         _family("batch"),
         "the answer in a batch is not the one said alone",
         "suspect kernels that are chosen by batch size and captured graphs; --disable-cuda-graph tells which",
+    ),
+    _Rule(
+        "context",
+        _family("context"),
+        "a long prompt is not read as it should be",
+        "suspect chunked prefill and the attention backend at this length; --chunked-prefill-size -1 tells which",
     ),
     _Rule(
         "poison",

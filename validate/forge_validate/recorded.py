@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.console import Console
 from forge_core.errors import ExitCode, UsageError
 from forge_core.model import Frozen
-from forge_validate import exchange, policy, report
+from forge_validate import data, exchange, policy, report
 from forge_validate import receipt as receipts
-from forge_validate.bench import bench
+from forge_validate.bench import bench, bench_of_others
 from forge_validate.checks import CheckResult
 from forge_validate.exchange import Exchange
 from forge_validate.offers.see import PREFIX
@@ -28,17 +29,21 @@ class Judgement(Frozen):
     verdict: Verdict
 
 
-def judge(profile: str, places: Sequence[Path], console: Console) -> Judgement:
-    """Judge exchanges (files, or folders of them) under a profile, by the code that judges live ones.
+def judge(profile: str, places: Sequence[Path], console: Console, suite_name: str | None = None) -> Judgement:
+    """Judge exchanges (files, or folders of them) under a profile and its suite, or another, by the code that judges live ones.
 
     What has no exchange is unmeasured. Raises UsageError for a file that is no exchange, an exchange of nothing that the
     suite asks, and two of one name.
     """
-    judged = bench(profile)
+    exchanges = [(path, exchange.load(path)) for path in _files(places)]
+    if profile in data.names("serving"):
+        judged = bench(profile, suite_name=suite_name)
+    else:
+        # Somebody else's server: it was asked under the name it serves.
+        judged = bench_of_others(profile, _asked_for(one for _, one in exchanges), suite_name=suite_name)
     cases = {case.name for case in judged.suite.cases}
     found: dict[str, Exchange] = {}
-    for path in _files(places):
-        one = exchange.load(path)
+    for path, one in exchanges:
         family = one.name.partition("/")[0]
         if one.name not in cases and family not in judged.suite.families and not one.name.startswith(PREFIX):
             raise UsageError(f"{path}: {one.name!r} is no case and of no family of suites/{judged.suite.suite}.yaml")
@@ -79,6 +84,15 @@ def promote(path: Path, profile: str | None, work: Callable[[str], Path], consol
         )
         step.result(moved.reference)
     return moved
+
+
+def _asked_for(exchanges: Iterable[Exchange]) -> str:
+    """The model that most requests name; UsageError where none names one."""
+    bodies = (one.request.body for one in exchanges)
+    named = Counter(body["model"] for body in bodies if isinstance(body, dict) and isinstance(body.get("model"), str))
+    if not named:
+        raise UsageError("no exchange names a model", hint="judge the whole folder of a run")
+    return str(named.most_common(1)[0][0])
 
 
 def _files(places: Sequence[Path]) -> Iterator[Path]:

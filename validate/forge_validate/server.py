@@ -30,6 +30,9 @@ class Server:
     memory: Callable[[], int | None] | None = None
     """Bytes that its processes hold, as its host counts them; none: cannot be read from here."""
 
+    gpu_memory: Callable[[], int | None] | None = None
+    """Bytes that all its GPUs hold, as their driver tells it; none: it has none, or they cannot be read from here."""
+
     @property
     def local(self) -> bool:
         """Whether it listens on this machine's loopback: then no proxy of the environment may stand in between."""

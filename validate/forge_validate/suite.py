@@ -50,6 +50,8 @@ class Case(Frozen):
         found: list[Offer] = []
         if self.endpoint in ("model-info", "server-info"):
             found.append("native")
+        if self.endpoint == "completion":
+            found.append("completions")
         if self.endpoint == "tokenize":
             found.append("tokenize")
         if self.logprobs is not None:

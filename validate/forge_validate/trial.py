@@ -16,6 +16,8 @@ from forge_validate import gpu, numeric
 from forge_validate.boot import boot
 from forge_validate.examine import Tried, examine
 from forge_validate.judge import Bench
+from forge_validate.offers import Offers
+from forge_validate.server import Server
 from forge_validate.serving import MemorySlack, Serving
 from forge_validate.verdict import lacking
 
@@ -54,10 +56,18 @@ def _run(engine: Engine, subject: Subject, bench: Bench, work: Path, log: Path, 
         engine, subject.image, subject.serving, subject.model, subject.folder, log=log, console=console, keep=keep
     ) as server:
         booted = time.monotonic() - began
-        tried = examine(
-            server, replace(bench, model=subject.folder, identity=subject.model), work, console, subject.serving.tells
-        )
+        server = _with_gpus(server, subject.gpus)
+        asked = replace(bench, model=subject.folder, identity=subject.model)
+        tried = examine(server, asked, work, console, subject.serving.tells)
         return replace(tried, results=kernels + tried.results, boot=round(booted, 3), phases=dict(server.phases))
+
+
+def _with_gpus(server: Server, gpus: tuple[gpu.Gpu, ...]) -> Server:
+    """The server with what its GPUs hold, where their driver tells it."""
+    if not gpus or gpu.used(gpus) is None:
+        return server
+    offers = server.offers.joined(Offers.certain(("gpu-memory",), "the driver tells it"))
+    return replace(server, gpu_memory=lambda: gpu.used(gpus), offers=offers)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def test_every_suite_is_whole_and_within_its_budget(capsys: pytest.CaptureFixtur
     assert found.keys() >= {"smoke", "quick", "standard", "soak", "cpu-standard"}
     # Ten minutes at 1,500 tokens a second; the quick one has a minute, and most of its tokens are prompts of one-token answers.
     assert found["standard"].tokens <= 900_000
-    assert found["quick"].tokens <= 100_000
+    assert found["quick"].tokens <= 130_000
     for name in found:
         cases, answers = suite.load(name, "SmolLM2-135M-Instruct")
         Bench(cases, answers, policy.load("rehearsal"), "m")
@@ -32,6 +32,7 @@ def test_every_suite_is_whole_and_within_its_budget(capsys: pytest.CaptureFixtur
     [
         ({"cache/branch-64": "failed", "batch/size-3": "failed"}, "cache"),
         ({"batch/size-3": "failed", "known-answer/known": "failed"}, "batch"),
+        ({"context/chunk+1": "failed", "poison/after-load": "failed"}, "context"),
         ({"poison/after-load": "failed", "hang/burst": "failed"}, "poison"),
         ({"hang/drain": "failed", "leak/kv-pool": "failed"}, "hang"),
         ({"leak/memory": "failed"}, "leak"),

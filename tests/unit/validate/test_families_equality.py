@@ -104,3 +104,15 @@ def test_curl_lines_are_one_line_of_shell() -> None:
     line = prompts.curl_at_once(request, 3)
     assert line.startswith("for i in $(seq 3); do curl") and "\n" not in line
     assert """'{"prompt": "it'"'"'s", "max_tokens": 1}'""" in line
+
+
+def test_a_recorded_prompt_is_sent_from_its_file() -> None:
+    request = exchange.Request(method="POST", path="/v1/completions", body={"prompt": [1], "max_tokens": 1})
+    one = exchange.Exchange(name="context/chunk+1/cold", request=request, status=200, seconds=0.1)
+    line = prompts.curl_recorded(one, salt="cold")
+    assert line.startswith(
+        "S=$S jq -c '.request.body | .cache_salt = env.S + \"-cold\"' exchanges/context__chunk+1__cold.json"
+    )
+    assert line.endswith('-H "Content-Type: application/json" -d @-') and '"$URL/v1/completions"' in line
+    flush = prompts.curl(exchange.Request(method="POST", path="/flush_cache"))
+    assert flush.endswith("-X POST")

@@ -511,6 +511,16 @@ def test_a_gpu_that_tells_only_its_processes(driver: Driver) -> None:
     assert "process 4194304 (unknown name), new" in caught.value.details
 
 
+def test_what_all_gpus_hold_together(driver: Driver) -> None:
+    driver.cards = [Card(used=5), Card(uuid="GPU-0001", used=7)]
+    both = gpu.inventory().gpus
+    assert (gpu.used(both), gpu.used(both[:1]), gpu.used(())) == (12, 5, None)
+    driver.cards[1].used = NOT_SUPPORTED
+    assert gpu.used(both) is None
+    driver.cards.pop()
+    assert gpu.used(both) is None
+
+
 def test_a_gpu_that_tells_nothing_is_no_baseline(driver: Driver) -> None:
     driver.cards = [Card(used=NOT_SUPPORTED, processes=NOT_SUPPORTED)]
     with pytest.raises(EnvironmentFailure, match="neither"):

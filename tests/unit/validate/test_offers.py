@@ -49,6 +49,7 @@ def test_vllm(tmp_path: Path) -> None:
     assert {one.name: one.state for one in found.seen} == {
         "native": "absent",
         "metrics": "offered",
+        "completions": "offered",
         "tokenize": "offered",
         "logprobs": "offered",
         "tools": "offered",
@@ -91,6 +92,9 @@ def test_a_server_that_knows_chats_alone(tmp_path: Path) -> None:
         # An admin key of its own hides it.
         (Peer("sglang", statuses={"/server_info": 401}), "native", "unknown"),
         (Peer("vllm", statuses={"/tokenize": 503}), "tokenize", "unknown"),
+        (Peer("vllm", statuses={"/v1/completions": 404}), "completions", "absent"),
+        (Peer("vllm", statuses={"/v1/completions": 500}), "completions", "offered"),
+        (Peer("vllm", statuses={"/v1/completions": 503}), "completions", "unknown"),
         (Peer("vllm", statuses={"/metrics": 503}), "metrics", "unknown"),
         (Peer("vllm", statuses={"/v1/chat/completions": 429}), "logprobs", "unknown"),
     ],

@@ -57,3 +57,22 @@ def test_promote_wants_a_whole_receipt(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "results.json").write_text("{}")
     assert main(["promote", str(tmp_path / "results.json")]) == 5
     assert "was changed after it was sealed" in capsys.readouterr().err
+
+
+def test_a_profile_that_starts_nothing_judges_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is the one that was asked for, and the suite the one that is named."""
+    asked = tmp_path / "asked"
+    asked.mkdir()
+    for name in ("models", "known-answer", "streamed", "logprobs", "tool-call"):
+        shutil.copy(SMOKE / f"{name}.json", asked)
+    assert main(["judge", "--profile", "any", "--json", str(asked)]) == 0
+    checks = {one["check"]: one["outcome"] for one in json.loads(capsys.readouterr().out)["results"]}
+    assert checks["models/listed"] == checks["known-answer/known"] == "passed"
+    assert main(["judge", "--profile", "any", str(SMOKE)]) == 2
+    assert "no case and of no family of suites/any.yaml" in capsys.readouterr().err
+    assert main(["judge", "--profile", "any", "--suite", "smoke", "--json", str(SMOKE)]) == 1
+    failing = json.loads(capsys.readouterr().out)["verdict"]["failing"]
+    # Nobody says how it should run, and that SGLang answers for any name is not excused here.
+    assert failing == ["server-info/flags", "unknown-model/refused"]
+    assert main(["judge", "--profile", "any", str(SMOKE / "models.json")]) == 2
+    assert main(["judge", "--suite", "smoke", str(SMOKE)]) == 2

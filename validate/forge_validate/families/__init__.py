@@ -10,6 +10,7 @@ from forge_core.model import Frozen
 from forge_validate import data
 from forge_validate.families.batch import Batch
 from forge_validate.families.cache import Cache
+from forge_validate.families.context import Context
 from forge_validate.families.family import Ask, Family, Wave, Waves
 from forge_validate.families.golden import GoldenFamily
 from forge_validate.families.hang import Hang
@@ -21,7 +22,18 @@ from forge_validate.families.template import Template
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
-    for family in (Template(), Parsers(), Stream(), GoldenFamily(), Batch(), Cache(), Poison(), Hang(), Leak())
+    for family in (
+        Template(),
+        Parsers(),
+        Stream(),
+        GoldenFamily(),
+        Batch(),
+        Cache(),
+        Context(),
+        Poison(),
+        Hang(),
+        Leak(),
+    )
 }
 """In no order: a suite's own order is that of asking."""
 

@@ -39,6 +39,12 @@ class About:
     """Tokens of a page (block) of the KV pool: the grain of the prefix cache, in SGLang down to 1."""
     pool: int | None = None
     """Tokens of the KV pool."""
+    window: int | None = None
+    """Tokens of a prompt and its answer together."""
+    input: int | None = None
+    """Tokens of which a prompt must be shorter, where the server sets a limit of its own."""
+    chunk: int | None = None
+    """Tokens that are prefilled in one step, a longer prompt in several; 0: all in one."""
     graphs: tuple[int, ...] = ()
     """Batch sizes for which a CUDA graph was captured."""
 
@@ -51,6 +57,11 @@ def asks(family: str, bench: Bench, place: str = "about") -> tuple[Ask, ...]:
     if "metrics" in bench.offers:
         found.append(metrics(f"{family}/{place}/metrics"))
     return tuple(found)
+
+
+def models(place: str) -> Ask:
+    """An ask for the list of models; both servers tell the window there (`max_model_len`)."""
+    return Ask(f"{place}/models", Request(method="GET", path="/v1/models"), timeout=30)
 
 
 def metrics(name: str, follows: str | None = None) -> Ask:
@@ -69,10 +80,15 @@ def read(exchanges: Mapping[str, Exchange], family: str, place: str = "about") -
     )
     page = _whole(settings.get("page_size")) or _whole(labels.get("block_size"))
     blocks = _whole(labels.get("num_gpu_blocks"))
+    chunk = settings.get("chunked_prefill_size")
     return About(
         max_running=running * (_whole(settings.get("dp_size")) or 1) if running else None,
         page=page,
         pool=_whole(settings.get("max_total_num_tokens")) or (blocks * page if blocks and page else None),
+        window=_window(exchanges.get(f"{family}/{place}/models")) or _whole(settings.get("context_length")),
+        input=_whole(settings.get("max_req_input_len")),
+        # SGLang: -1 is off.
+        chunk=0 if isinstance(chunk, int) and chunk <= 0 else _whole(chunk),
         graphs=_graphs(info.response if info is not None else None),
     )
 
@@ -134,6 +150,14 @@ def gauge(exchange: Exchange | None, names: tuple[str, ...]) -> float | None:
 
 def _labels(text: str, name: str) -> dict[str, str]:
     return next((dict(_LABEL.findall(labels)) for sample, labels, _ in _SAMPLE.findall(text) if sample == name), {})
+
+
+def _window(models: Exchange | None) -> int | None:
+    """The smallest window of the models listed."""
+    body = models.response if models is not None and models.status == 200 else None
+    listed = body.get("data") if isinstance(body, dict) else None
+    found = [_whole(one.get("max_model_len")) for one in listed or () if isinstance(one, dict)]
+    return min((size for size in found if size is not None), default=None)
 
 
 def _graphs(info: Any) -> tuple[int, ...]:

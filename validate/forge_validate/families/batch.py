@@ -95,9 +95,9 @@ class Batch:
         return whole + noises + prompts.filler_tokens(settings.prefill)
 
     def start(self, settings: Settings, failed: CheckResult, exchanges: Mapping[str, Exchange]) -> Size | None:
-        """The batch size that failed; what fails beside a prefill has no smaller form."""
-        if not failed.check.startswith("batch/size-"):
-            return None
+        """The batch size that failed, or the streams and the words of the prefill beside them."""
+        if failed.check == "batch/beside-prefill":
+            return Size(batch=settings.beside, length=settings.prefill)
         return Size(
             batch=int(failed.check.removeprefix("batch/size-")), length=prompts.counted(0), tokens=settings.tokens
         )
@@ -111,11 +111,18 @@ class Batch:
         exchanges: Mapping[str, Exchange],
         place: str,
     ) -> Tried:
-        """One prompt alone, warm, then several times at one moment."""
-        request = self._small(bench, size)
+        """One prompt alone, warm, then several times at one moment, or beside a prefill."""
+        beside = failed.check == "batch/beside-prefill"
+        request = self._small(bench, size) if not beside else self._stream(bench, 2 * settings.tokens)
         yield Wave((Ask(f"{place}/cold", request, settings.timeout),))
         alone = yield Wave((Ask(f"{place}/alone", request, settings.timeout),))
-        found = yield Wave(tuple(Ask(f"{place}/{i}", request, settings.timeout) for i in range(size.batch)))
+        asks = tuple(Ask(f"{place}/{i}", request, settings.timeout) for i in range(size.batch))
+        if beside:
+            long = _prefill(bench, prompts.nonce(), size.length)
+            prefill = Ask(f"{place}/prefill", long, settings.timeout, follows=asks[-1].name)
+            found = (yield Wave((*asks, prefill)))[:-1]
+        else:
+            found = yield Wave(asks)
         asked = {one.name: one for one in (*alone, *found)}
         pairs = [Pair(f"{place}/alone", one.name, place) for one in found]
         return (
@@ -131,11 +138,24 @@ class Batch:
         exchanges: Mapping[str, Exchange],
     ) -> str:
         """The answers of one prompt at one moment: they must be those of one alone."""
-        return prompts.curl_at_once(self._small(bench, size), size.batch)
+        if failed.check != "batch/beside-prefill":
+            return prompts.curl_at_once(self._small(bench, size), size.batch)
+        # Long enough for a shell to come with the long prompt in the midst of it.
+        stream = prompts.curl(self._stream(bench, 16 * settings.tokens))
+        streams = [one for name, one in exchanges.items() if name.startswith("batch/beside") and one.first is not None]
+        waits = [(one.first or 0.0) - (one.began or 0.0) for one in streams if not one.name.endswith("/prefill")]
+        wait = max(waits, default=0.5)
+        long = prompts.curl(_prefill(bench, "FIRST", size.length)).replace("FIRST", "'\"$(date +%s%N)\"'")
+        # The long prompt must come when the answers have begun.
+        some = f"for i in $(seq {size.batch}); do {stream} & done"
+        return f"{stream}; {some}; sleep {wait + 0.02:.2f}; {long} >/dev/null & wait"
 
     def _small(self, bench: Bench, size: Size) -> Request:
         text = prompts.counting(0, size.length)
         return prompts.complete(bench, text, size.tokens, logprobs="logprobs" in bench.offers)
+
+    def _stream(self, bench: Bench, tokens: int) -> Request:
+        return prompts.complete(bench, prompts.counting(0), tokens, logprobs="logprobs" in bench.offers)
 
     def _first(self, settings: Settings, bench: Bench) -> Generator[Wave, None, None]:
         if asks := about.asks(self.name, bench):
@@ -165,7 +185,7 @@ class Batch:
                 self._ask(settings, bench, f"{_try('beside', attempt)}/{i}", i, settings.tokens << (attempt + 1))
                 for i in range(settings.beside)
             ]
-            long = prompts.complete(bench, prompts.filler(prompts.nonce(), settings.prefill), 1, logprobs=False)
+            long = _prefill(bench, prompts.nonce(), settings.prefill)
             name = f"batch/{_try('beside', attempt)}/prefill"
             asks.append(Ask(name, long, settings.timeout, follows=asks[-1].name))
             found = yield Wave(tuple(asks))
@@ -200,6 +220,10 @@ class Batch:
         if judged.outcome == "passed" and not reached:
             return result(check, "unmeasured", "no answer was being said during the whole of the prefill")
         return judged
+
+
+def _prefill(bench: Bench, first: str, words: int) -> Request:
+    return prompts.complete(bench, prompts.filler(first, words), 1, logprobs=False)
 
 
 def _judged(

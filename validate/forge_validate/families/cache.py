@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from forge_core.model import Frozen
-from forge_validate import reply
 from forge_validate.checks.result import CheckResult
 from forge_validate.exchange import Exchange, Request
-from forge_validate.families import about, noise, prompts, said
+from forge_validate.families import about, evict, hits, noise, prompts
 from forge_validate.families.family import Ask, Wave, Waves, result
 from forge_validate.families.judging import Pair, same
 from forge_validate.families.shrink import Size, Tried
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 # What follows a prefix: different from its first token on, and the second is gone on with confidently.
 _OTHER_TAIL = " and so the list of words goes on and ends here."
 _TAIL = "\n" + prompts.counting(2)
-_FILL_AT_ONCE = 4
 
 
 class Settings(Frozen):
@@ -39,7 +37,7 @@ class Settings(Frozen):
     lengths: tuple[Annotated[int, Field(gt=0)], ...] = ()
     """Cached prefixes, in tokens, in front of a new end; those around the server's page are asked too."""
     evict: Annotated[int, Field(ge=0)] = 0
-    """Tokens that may be spent to push a prompt out of the cache; 0: not asked."""
+    """Tokens that may be spent to push a prompt out of the cache, a pool's worth, then twice that; 0: not asked."""
     evict_words: Annotated[int, Field(ge=16)] = 400
     """Words of each prompt that does."""
     tokens: Annotated[int, Field(gt=0)]
@@ -64,22 +62,18 @@ class Cache:
         if asks := about.asks(self.name, bench):
             recorded.update((one.name, one) for one in (yield Wave(asks)))
         told = about.read(recorded, self.name)
-        prompt = prompts.filler(prompts.nonce(), settings.words) + _TAIL
+        prompt = evict.KEPT + prompts.filler(prompts.nonce(), settings.words) + _TAIL
         cold = yield from self._measured(settings, bench, "cold/0", prompt)
         yield from noise.waves(self.name, 0, cold, bench, settings.timeout)
         yield from self._measured(settings, bench, "warm/0", prompt)
-        if "tokenize" in bench.offers:
+        if "tokenize" in bench.offers and not prompts.chat_only(bench):
             for length in _lengths(settings, told):
                 yield from self._branch(settings, bench, length)
         if "native" in bench.offers:
-            # A server refuses to flush while a request runs; the wait is its own.
-            flush = Request(method="POST", path="/flush_cache?timeout=30")
-            yield Wave((Ask("cache/flush", flush, timeout=60),))
+            yield Wave((_flush("cache/flush"),))
             yield from self._measured(settings, bench, "flushed/0", prompt)
         if settings.evict and told.pool is not None and told.pool <= settings.evict:
-            yield from self._measured(settings, bench, "before-eviction/0", prompt)
-            yield from self._fill(settings, bench, told.pool)
-            yield from self._measured(settings, bench, "evicted/0", prompt)
+            yield from evict.waves(settings, bench, told.pool, self._request(settings, bench, prompt))
 
     def judge(self, settings: Settings, bench: Bench, exchanges: Mapping[str, Exchange]) -> tuple[CheckResult, ...]:
         """`warm`, `flushed`, `evicted`, and one check for each length of a branch."""
@@ -87,10 +81,10 @@ class Cache:
         told = about.read(exchanges, self.name)
         found = [
             self._warm(exchanges, bound),
-            *(self._branched(length, told.page, exchanges, bound) for length in _lengths(settings, told)),
+            *(self._branched(length, told.page, bench, exchanges, bound) for length in _lengths(settings, told)),
         ]
         if "native" in bench.offers or "cache/flush" in exchanges:
-            found.append(self._emptied("flushed", "warm", exchanges, bound))
+            found.append(self._emptied("flushed", "cache/flushed/0", "cache/warm/0", exchanges, bound))
         if settings.evict:
             found.append(self._evicted(settings, told.pool, exchanges, bound))
         return tuple(found)
@@ -100,15 +94,16 @@ class Cache:
         whole = prompts.filler_tokens(settings.words) + prompts.tokens_at_most(_TAIL) + settings.tokens
         tails = 3 * max(map(prompts.tokens_at_most, (_TAIL, _OTHER_TAIL))) + 3 * settings.tokens
         lengths = (*settings.lengths, *((max(settings.lengths, default=64),) * 4))
-        evict = settings.evict + _FILL_AT_ONCE * (prompts.filler_tokens(settings.evict_words) + 1)
         noises = noise.cost(settings.tokens, "") + whole
-        return 6 * whole + noises + sum(3 * length + tails for length in lengths) + (evict if settings.evict else 0)
+        return 6 * whole + noises + sum(3 * length + tails for length in lengths) + evict.cost(settings)
 
     def start(self, settings: Settings, failed: CheckResult, exchanges: Mapping[str, Exchange]) -> Size | None:
         """The warm prompt's words, and the tokens of its answer; a branch has the length it has."""
         if failed.check == "cache/warm":
             return Size(length=settings.words, tokens=settings.tokens)
-        return Size(tokens=settings.tokens) if failed.check.startswith("cache/branch-") else None
+        if failed.check == "cache/flushed":
+            return Size(length=settings.words, tokens=settings.tokens)
+        return Size(tokens=settings.tokens)
 
     def again(
         self,
@@ -120,11 +115,16 @@ class Cache:
         place: str,
     ) -> Tried:
         """Cold, then what fills the cache, then the same behind what it holds; salts keep the two apart."""
+        if failed.check == "cache/evicted":
+            # A try would cost the whole pool.
+            return False
         first, then = self._small(settings, bench, failed, size, exchanges)
-        cold = yield Wave((Ask(f"{place}/cold", salted(then, prompts.nonce()), settings.timeout),))
+        cold = yield Wave((Ask(f"{place}/cold", hits.salted(then, prompts.nonce()), settings.timeout),))
         salt = prompts.nonce()
-        yield Wave((Ask(f"{place}/first", salted(first, salt), settings.timeout),))
-        warm = yield Wave((Ask(f"{place}/warm", salted(then, salt), settings.timeout),))
+        yield Wave((Ask(f"{place}/first", hits.salted(first, salt), settings.timeout),))
+        if failed.check == "cache/flushed":
+            yield Wave((_flush(f"{place}/flush"),))
+        warm = yield Wave((Ask(f"{place}/warm", hits.salted(then, salt), settings.timeout),))
         asked = {one.name: one for one in (*cold, *warm)}
         bound = noise.bound(exchanges, self.name, settings.margin)
         return same("cache/smaller", [Pair(f"{place}/cold", f"{place}/warm", place)], asked, bound).outcome == "failed"
@@ -140,10 +140,15 @@ class Cache:
         """A cold answer, and the same behind a cached prefix: they must be one."""
         first, then = self._small(settings, bench, failed, size, exchanges)
         cold, fill, warm = (
-            prompts.curl(salted(one, "SALT" + end)) for one, end in ((then, "-cold"), (first, ""), (then, ""))
+            prompts.curl(hits.salted(one, "SALT" + end)) for one, end in ((then, "-cold"), (first, ""), (then, ""))
         )
+        between = f"{fill} >/dev/null"
+        if failed.check == "cache/flushed":
+            between += f"; {prompts.curl(_flush('').request)}"
+        if failed.check == "cache/evicted":
+            between += f"; {evict.line(exchanges)}"
         # A salt of its own for each run of the line: what one run cached must not warm the next.
-        return f"S=$(date +%s%N); {cold}; {fill} >/dev/null; {warm}".replace("SALT", "'\"$S\"'")
+        return f"S=$(date +%s%N); {cold}; {between}; {warm}".replace("SALT", "'\"$S\"'")
 
     def _small(
         self,
@@ -154,8 +159,11 @@ class Cache:
         exchanges: Mapping[str, Exchange],
     ) -> tuple[Request, Request]:
         """What fills the cache, and what is asked behind it."""
-        if failed.check == "cache/warm":
-            text = prompts.filler("prefix", size.length) + _TAIL
+        if failed.check == "cache/evicted":
+            both = exchanges["cache/cold/0"].request
+            return both, both
+        if not failed.check.startswith("cache/branch-"):
+            text = evict.KEPT + prompts.filler("prefix", size.length) + _TAIL
             both = prompts.complete(bench, text, size.tokens)
             return both, both
         place = failed.check
@@ -172,48 +180,26 @@ class Cache:
         self, settings: Settings, bench: Bench, place: str, prompt: str | list[int], salt: str | None = None
     ) -> Generator[Wave, tuple[Exchange, ...], Exchange]:
         """One prompt alone, between two looks at the counters."""
-        request = prompts.complete(bench, prompt, settings.tokens, logprobs="logprobs" in bench.offers, salt=salt)
-        counted = "metrics" in bench.offers
-        if counted:
-            yield Wave((about.metrics(f"cache/{place}/before"),))
-        (found,) = yield Wave((Ask(f"cache/{place}", request, settings.timeout),))
-        if counted:
-            yield Wave((about.metrics(f"cache/{place}/after"),))
-        return found
+        request = self._request(settings, bench, prompt, salt)
+        return (yield from hits.measured(f"cache/{place}", request, bench, settings.timeout))
+
+    def _request(self, settings: Settings, bench: Bench, prompt: str | list[int], salt: str | None = None) -> Request:
+        return prompts.complete(bench, prompt, settings.tokens, logprobs="logprobs" in bench.offers, salt=salt)
 
     def _branch(self, settings: Settings, bench: Bench, length: int) -> Waves:
         """A cold answer (a salt keeps it apart), the prefix with another end, then the prefix with the end of before."""
         first = prompts.filler(prompts.nonce(), length)
         ids: list[list[int]] = []
         for number, text in enumerate((first, _TAIL, _OTHER_TAIL)):
-            body = {"model": bench.served, "prompt": text, "add_special_tokens": number == 0}
-            ask = Ask(
-                f"cache/tokenize-{length}/{number}", Request(method="POST", path="/tokenize", body=body), timeout=30
-            )
+            ask = prompts.tokenize(f"cache/tokenize-{length}/{number}", bench, text, special=number == 0)
             (found,) = yield Wave((ask,))
-            ids.append(_ids(found))
+            ids.append(prompts.token_ids(found))
         prefix, tail, other = ids[0][:length], ids[1], ids[2]
         if len(prefix) < length or not tail or not other or tail[0] == other[0]:
             return
         yield from self._measured(settings, bench, f"branch-{length}/cold", prefix + tail, salt=prompts.nonce())
         yield from self._measured(settings, bench, f"branch-{length}/base", prefix + other)
         yield from self._measured(settings, bench, f"branch-{length}/warm", prefix + tail)
-
-    def _fill(self, settings: Settings, bench: Bench, pool: int) -> Waves:
-        """Prompts that no cache has seen, until they are more than the pool holds."""
-        filled = number = 0
-        while filled <= pool:
-            asks = []
-            for _ in range(_FILL_AT_ONCE):
-                text = prompts.filler(prompts.nonce(), settings.evict_words)
-                request = prompts.complete(bench, text, 1, stream=False, logprobs=False)
-                asks.append(Ask(f"cache/fill/{number}", request, settings.timeout))
-                number += 1
-            found = yield Wave(tuple(asks))
-            tokens = [_prompt_tokens(one) for one in found]
-            if not all(tokens):
-                return
-            filled += sum(tokens)
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
@@ -222,8 +208,8 @@ class Cache:
         judged = same(check, [Pair("cache/cold/0", "cache/warm/0", "warm is not cold")], exchanges, bound, value="warm")
         if judged.outcome != "passed":
             return judged
-        hit, cold = _hit(exchanges, "cache/warm/0"), _hit(exchanges, "cache/cold/0")
-        length = _prompt_tokens(exchanges["cache/warm/0"])
+        hit, cold = hits.hit(exchanges, "cache/warm/0"), hits.hit(exchanges, "cache/cold/0")
+        length = hits.prompt_tokens(exchanges["cache/warm/0"])
         if hit is None:
             return result(check, "unmeasured", "the server does not tell whether its prefix cache was hit")
         # Half: what a page rounds off, and the one token that is always computed, are far less.
@@ -236,14 +222,21 @@ class Cache:
         )
 
     def _branched(
-        self, length: int, page: int | None, exchanges: Mapping[str, Exchange], bound: float | None
+        self,
+        length: int,
+        page: int | None,
+        bench: Bench,
+        exchanges: Mapping[str, Exchange],
+        bound: float | None,
     ) -> CheckResult:
-        check, place = f"cache/branch-{length}", f"cache/branch-{length}"
+        check = place = f"cache/branch-{length}"
+        if prompts.chat_only(bench):
+            return result(check, "unmeasured", "a prefix is cut in token ids, and the server has no /v1/completions")
         pair = Pair(f"{place}/cold", f"{place}/warm", f"behind a cached prefix of {length} tokens")
         judged = same(check, [pair], exchanges, bound, value=length)
         if judged.outcome != "passed":
             return judged
-        hit, cold = _hit(exchanges, f"{place}/warm"), _hit(exchanges, f"{place}/cold")
+        hit, cold = hits.hit(exchanges, f"{place}/warm"), hits.hit(exchanges, f"{place}/cold")
         expected = length // (page or 1) * (page or 1)
         if hit is None:
             return result(check, "unmeasured", "the server does not tell whether its prefix cache was hit")
@@ -253,17 +246,23 @@ class Cache:
             )
         return result(check, "passed", f"{hit} prompt tokens cached; {judged.explanation}", value=judged.value)
 
-    def _emptied(self, name: str, before: str, exchanges: Mapping[str, Exchange], bound: float | None) -> CheckResult:
+    def _emptied(
+        self, check: str, place: str, before: str, exchanges: Mapping[str, Exchange], bound: float | None
+    ) -> CheckResult:
         """After a flush or an eviction: the answer is the cold one, and it was computed anew."""
-        check = f"cache/{name}"
-        pair = Pair("cache/cold/0", f"cache/{name}/0", f"{name} is not cold")
-        judged = same(check, [pair], exchanges, bound, value=name)
+        judged = same(
+            f"cache/{check}", [Pair("cache/cold/0", place, f"{check} is not cold")], exchanges, bound, value=check
+        )
         if judged.outcome != "passed":
             return judged
-        was, hit = _hit(exchanges, f"cache/{before}/0"), _hit(exchanges, f"cache/{name}/0")
+        was, hit = hits.hit(exchanges, before), hits.hit(exchanges, place)
+        told = f" after {evict.filled(exchanges)} new tokens" if check == "evicted" else ""
         if not was or hit is None or hit >= was / 2:
-            return result(check, "unmeasured", f"{hit} prompt tokens were cached, {was} before: it was not {name}")
-        return result(check, "passed", f"{hit} prompt tokens cached; {judged.explanation}", value=judged.value)
+            why = f"{hit} prompt tokens were cached, {was} before: it was not {check}{told}"
+            return result(judged.check, "unmeasured", why)
+        return result(
+            judged.check, "passed", f"{hit} prompt tokens cached{told}; {judged.explanation}", value=judged.value
+        )
 
     def _evicted(
         self, settings: Settings, pool: int | None, exchanges: Mapping[str, Exchange], bound: float | None
@@ -273,40 +272,14 @@ class Cache:
             if pool is not None:
                 size = f"the KV pool holds {pool} tokens, and only {settings.evict} may be spent to fill it"
             return result("cache/evicted", "unmeasured", size)
-        return self._emptied("evicted", "before-eviction", exchanges, bound)
+        return self._emptied("evicted", evict.last(exchanges), "cache/before-eviction/0", exchanges, bound)
 
 
-def salted(request: Request, salt: str) -> Request:
-    """The same request, in a part of the prefix cache of its own."""
-    return request.model_copy(update={"body": request.body | {"cache_salt": salt}})
+def _flush(name: str) -> Ask:
+    # A server refuses to flush while a request runs; the wait is its own.
+    return Ask(name, Request(method="POST", path="/flush_cache?timeout=30"), timeout=60)
 
 
 def _lengths(settings: Settings, told: about.About) -> tuple[int, ...]:
     page = told.page or 1
     return tuple(sorted({*settings.lengths, *(n for n in (page - 1, page, page + 1) if n > 0)}))
-
-
-def _hit(exchanges: Mapping[str, Exchange], name: str) -> int | None:
-    """Prompt tokens from the cache: as `usage` tells, else as the counters grew; none: nobody tells."""
-    one = exchanges.get(name)
-    try:
-        told = said.read(one).cached if one is not None else None
-    except reply.NotAReply:
-        return None
-    if told is not None:
-        return told
-    before = about.gauge(exchanges.get(f"{name}/before"), about.CACHED)
-    after = about.gauge(exchanges.get(f"{name}/after"), about.CACHED)
-    return None if after is None else int(after - (before or 0.0))
-
-
-def _prompt_tokens(one: Exchange) -> int:
-    try:
-        return said.read(one).prompt_tokens or 0
-    except reply.NotAReply:
-        return 0
-
-
-def _ids(one: Exchange) -> list[int]:
-    found = one.response.get("tokens") if isinstance(one.response, dict) else None
-    return found if isinstance(found, list) and all(isinstance(token, int) for token in found) else []

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MEMORY = "container:memory"
 """Path of a request that no server sees: the runner answers `{"bytes": N}`, the server's memory as its host counts it."""
 
+GPU_MEMORY = "host:gpu-memory"
+"""The same for the memory of the GPUs that were given to the server, as their driver tells it."""
+
 
 @dataclass(frozen=True)
 class Ask:

@@ -28,9 +28,9 @@ _TEXTS = (("noise-short", 60), ("noise-long", 100))
 def waves(family: str, index: int, cold: Exchange, bench: Bench, timeout: float) -> Waves:
     """Prefill what was decoded in `cold`, an exchange `FAMILY/cold/INDEX`, and at index 0 the plain text.
 
-    Nothing where the server gives no logprobs or nothing was said.
+    Nothing where the server gives no logprobs, nothing was said, or it was said in a chat, which has no echo.
     """
-    prompt = cold.request.body["prompt"]
+    prompt = cold.request.body.get("prompt")
     try:
         text = said.read(cold).text
     except reply.NotAReply:

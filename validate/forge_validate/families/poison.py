@@ -17,6 +17,7 @@ from forge_validate.exchange import Exchange
 from forge_validate.families import noise, overlap, prompts
 from forge_validate.families.family import Ask, Wave, Waves, named, result
 from forge_validate.families.judging import Pair, same
+from forge_validate.families.shrink import Size, Tried
 from forge_validate.policy import Threshold
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Poison:
     name = "poison"
     settings = Settings
     checks = "the first questions again after mixed load with cancelled and refused requests"
+    tries = 6
 
     def waves(self, settings: Settings, bench: Bench) -> Waves:
         """The questions cold and warm, the load, the questions again."""
@@ -95,26 +97,83 @@ class Poison:
         answers = 3 * settings.questions * (prompts.tokens_at_most(longest) + settings.tokens)
         return answers + noise.cost(settings.tokens, longest) + load
 
+    def start(self, settings: Settings, failed: CheckResult, exchanges: Mapping[str, Exchange]) -> Size | None:
+        """One wave of the load."""
+        return Size(batch=settings.at_once, tokens=settings.tokens)
+
+    def again(
+        self,
+        settings: Settings,
+        bench: Bench,
+        failed: CheckResult,
+        size: Size,
+        exchanges: Mapping[str, Exchange],
+        place: str,
+    ) -> Tried:
+        """The question, less load, the question. On a server that has not recovered nothing smaller can be shown."""
+        number, short = self._spoilt(settings, exchanges), place.removeprefix("poison/")
+        bound = noise.bound(exchanges, self.name, settings.margin)
+        yield Wave((self._ask(settings, bench, f"{short}/cold", number),))
+        (before,) = yield Wave((self._ask(settings, bench, f"{short}/before", number),))
+        asked = {before.name: before, **exchanges}
+        if (
+            same("poison/smaller", [Pair(f"poison/before/{number}", before.name, place)], asked, bound).outcome
+            != "passed"
+        ):
+            return False
+        kinds = (self._one(settings, bench, f"{short}/load/{i}", i + 2, 0, before.seconds) for i in range(size.batch))
+        yield Wave(tuple(kinds))
+        (after,) = yield Wave((self._ask(settings, bench, f"{short}/after", number),))
+        pair = Pair(before.name, after.name, place)
+        return same("poison/smaller", [pair], {before.name: before, after.name: after}, bound).outcome == "failed"
+
+    def line(
+        self,
+        settings: Settings,
+        bench: Bench,
+        failed: CheckResult,
+        size: Size,
+        exchanges: Mapping[str, Exchange],
+    ) -> str:
+        """The question, the load, the question: the answers must be one."""
+        before = exchanges[f"poison/before/{self._spoilt(settings, exchanges)}"]
+        question = prompts.curl(before.request)
+        load = (self._one(settings, bench, "", index + 2, 0, before.seconds) for index in range(size.batch))
+        return f"{question}; {' '.join(prompts.curl_load(one, before.seconds) for one in load)} wait; {question}"
+
+    def _spoilt(self, settings: Settings, exchanges: Mapping[str, Exchange]) -> int:
+        """The first question that was answered otherwise."""
+        bound = noise.bound(exchanges, self.name, settings.margin)
+        for index in range(settings.questions):
+            pair = Pair(f"poison/before/{index}", f"poison/after/{index}", "")
+            if same("poison/after-load", [pair], exchanges, bound).outcome == "failed":
+                return index
+        return 0
+
     def _ask(self, settings: Settings, bench: Bench, place: str, index: int) -> Ask:
         text = prompts.counting(_FIRST + index)
         request = prompts.complete(bench, text, settings.tokens, logprobs="logprobs" in bench.offers)
         return Ask(f"poison/{place}/{index}", request, settings.timeout)
 
     def _load(self, settings: Settings, bench: Bench, number: int, took: float) -> tuple[Ask, ...]:
-        """Requests of four kinds, in turn; `took` seconds was the time of one answer alone."""
-        asks = []
-        for index in range(settings.at_once):
-            text = prompts.filler(prompts.nonce(), settings.words)
-            kind, cut, at = index % 4, None, None
-            if kind == 0:
-                request = prompts.complete(bench, text, settings.tokens, logprobs="logprobs" in bench.offers)
-            elif kind == 1:
-                request = prompts.complete(bench, text, settings.tokens, logprobs=False, temperature=1.0, top_p=0.9)
-            elif kind == 2:
-                request = prompts.complete(bench, text, settings.tokens, logprobs=False)
-                # By turns early, in the queue or the prefill, and in the midst of the answer.
-                cut, at = (took * 0.2, None) if number % 2 else (None, max(1, settings.tokens // 2))
-            else:
-                request = prompts.complete(bench, text, 1, stream=False, logprobs=False, temperature=-1)
-            asks.append(Ask(f"poison/load-{number}/{index}", request, settings.timeout, abort_after=cut, abort_at=at))
-        return tuple(asks)
+        """One wave of load."""
+        return tuple(
+            self._one(settings, bench, f"load-{number}/{index}", index, number, took)
+            for index in range(settings.at_once)
+        )
+
+    def _one(self, settings: Settings, bench: Bench, place: str, index: int, number: int, took: float) -> Ask:
+        """A request of one of four kinds, in turn; `took` seconds was the time of one answer alone."""
+        text = prompts.filler(prompts.nonce(), settings.words)
+        kind, cut, at = index % 4, None, None
+        if kind == 0:
+            request = prompts.complete(bench, text, settings.tokens, logprobs="logprobs" in bench.offers)
+        elif kind == 1:
+            request = prompts.complete(bench, text, settings.tokens, logprobs=False, temperature=1.0, top_p=0.9)
+        elif kind == 2:
+            request = prompts.complete(bench, text, settings.tokens, logprobs=False)
+            # By turns early, in the queue or the prefill, and in the midst of the answer.
+            cut, at = (took * 0.2, None) if number % 2 else (None, max(1, settings.tokens // 2))
+        else:
+            request = prompts.complete(bench, text, 1, stream=False, logprobs=False, temperature=-1)
+        return Ask(f"poison/{place}", request, settings.timeout, abort_after=cut, abort_at=at)

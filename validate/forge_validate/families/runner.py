@@ -19,7 +19,7 @@ import httpx
 from forge_validate import exchange
 from forge_validate.checks.result import CheckResult
 from forge_validate.exchange import Exchange
-from forge_validate.families.family import MEMORY, Ask, Family, Wave
+from forge_validate.families.family import GPU_MEMORY, MEMORY, Ask, Family, Wave
 from forge_validate.families.shrink import Shrinks, Tried, shrink
 from forge_validate.server import Server
 
@@ -85,28 +85,30 @@ class Sender:
             if ask.follows is not None:
                 await spoke[ask.follows].wait()
             if ask.request.path == MEMORY:
-                return await self._memory(ask, began)
+                return await _memory(ask, began, self._server.memory)
+            if ask.request.path == GPU_MEMORY:
+                return await _memory(ask, began, self._server.gpu_memory)
             return await _talk(client, self._server.url, ask, began, spoke[ask.name])
         finally:
             spoke[ask.name].set()
 
-    async def _memory(self, ask: Ask, began: float) -> Exchange:
-        at = time.monotonic() - began
-        read = self._server.memory
-        amount = await asyncio.to_thread(read) if read is not None else None
-        if amount is None:
-            return _lost(ask, at, "the server's memory cannot be read from here")
-        ended = time.monotonic() - began
-        return Exchange(
-            name=ask.name,
-            request=ask.request,
-            status=200,
-            seconds=round(ended - at, 3),
-            response={"bytes": amount},
-            began=round(at, 4),
-            first=round(ended, 4),
-            ended=round(ended, 4),
-        )
+
+async def _memory(ask: Ask, began: float, read: Callable[[], int | None] | None) -> Exchange:
+    at = time.monotonic() - began
+    amount = await asyncio.to_thread(read) if read is not None else None
+    if amount is None:
+        return _lost(ask, at, "this memory cannot be read from here")
+    ended = time.monotonic() - began
+    return Exchange(
+        name=ask.name,
+        request=ask.request,
+        status=200,
+        seconds=round(ended - at, 3),
+        response={"bytes": amount},
+        began=round(at, 4),
+        first=round(ended, 4),
+        ended=round(ended, 4),
+    )
 
 
 def run(

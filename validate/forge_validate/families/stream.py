@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from forge_validate.judge import Bench
 
 _TEMPLATE_TOKENS = 512
-# The probe whose answer goes on for long, so that a budget and a stop string cut it.
-_CUT = "completion"
+# The probe whose answer goes on for long, so that a budget and a stop string cut it; and what stands in where it is a chat only.
+_CUT = ("completion", "chat")
 
 
 class Probe(Frozen):
@@ -70,16 +70,16 @@ class Stream:
 
     def waves(self, settings: Settings, bench: Bench) -> Waves:
         """Every probe for the cache, buffered, streamed; then the budget, the stop string and several answers."""
-        cut = None
-        for probe in probes().probes:
+        cut, last = None, _cut(bench)
+        for probe in _asked(bench):
             yield Wave((self._ask(settings, bench, probe, "first", max_tokens=1),))
             (buffered,) = yield Wave((self._ask(settings, bench, probe, "buffered"),))
             (streamed,) = yield Wave((self._ask(settings, bench, probe, "streamed", **_STREAMED),))
             if _difference(buffered, streamed) is not None:
                 yield Wave((self._ask(settings, bench, probe, "again"),))
-            if probe.name == _CUT:
+            if probe == last:
                 cut = stop_string(buffered)
-        probe = _cut()
+        probe = last
         for way, more in (("buffered", {}), ("streamed", _STREAMED)):
             yield Wave((self._ask(settings, bench, probe, f"length/{way}", **more, max_tokens=settings.short),))
             several = {"n": settings.several, "temperature": 1.0}
@@ -89,12 +89,12 @@ class Stream:
 
     def judge(self, settings: Settings, bench: Bench, exchanges: Mapping[str, Exchange]) -> tuple[CheckResult, ...]:
         """For each probe: equal, in order, counted; then what ends an answer, and several of them."""
-        found = []
+        found, cut = [], _cut(bench).name
         for probe in probes().probes:
-            found += self._probe(probe, exchanges)
+            found += self._probe(probe, exchanges, probe in _asked(bench))
         for way in ("buffered", "streamed"):
-            length, stop, several = (exchanges.get(f"stream/{_CUT}/{what}/{way}") for what in ("length", "stop", "n"))
-            whole = exchanges.get(f"stream/{_CUT}/buffered")
+            length, stop, several = (exchanges.get(f"stream/{cut}/{what}/{way}") for what in ("length", "stop", "n"))
+            whole = exchanges.get(f"stream/{cut}/buffered")
             found.append(judge_length(f"stream/length-{way}", length))
             found.append(judge_stop(f"stream/stop-{way}", stop, whole))
             found.append(judge_several(f"stream/n-{way}", several))
@@ -104,7 +104,8 @@ class Stream:
         """As if each byte were a token and no answer were repeated by the server."""
         asked = probes().probes
         texts = sum(len(probe.model_dump_json().encode()) + _TEMPLATE_TOKENS for probe in asked)
-        cut = len(_cut().model_dump_json()) + settings.tokens
+        longest = max(len(probe.model_dump_json()) for probe in asked if probe.name in _CUT)
+        cut = longest + settings.tokens
         budgets = sum(3 * int(probe.body.get("max_tokens", settings.tokens)) + 1 for probe in asked)
         return 4 * texts + budgets + 2 * (3 + settings.several) * cut
 
@@ -120,8 +121,10 @@ class Stream:
         request = Request(method="POST", path=probe.path, body=body)
         return Ask(f"stream/{probe.name}/{place}", request, settings.timeout)
 
-    def _probe(self, probe: Probe, exchanges: Mapping[str, Exchange]) -> list[CheckResult]:
+    def _probe(self, probe: Probe, exchanges: Mapping[str, Exchange], offered: bool) -> list[CheckResult]:
         names = [f"stream/{probe.name}-{what}" for what in ("same", "order", "usage")]
+        if not offered:
+            return [result(name, "unmeasured", f"the server has no {probe.path}") for name in names]
         buffered, streamed = (exchanges.get(f"stream/{probe.name}/{way}") for way in ("buffered", "streamed"))
         for one in (buffered, streamed):
             if one is None or one.error is not None:
@@ -157,8 +160,13 @@ def probes() -> Probes:
     return data.load("families", "stream", Probes)
 
 
-def _cut() -> Probe:
-    return next(probe for probe in probes().probes if probe.name == _CUT)
+def _asked(bench: Bench) -> tuple[Probe, ...]:
+    """The probes for which the server has an endpoint."""
+    return tuple(probe for probe in probes().probes if probe.path != prompts.PATH or not prompts.chat_only(bench))
+
+
+def _cut(bench: Bench) -> Probe:
+    return next(probe for name in _CUT for probe in _asked(bench) if probe.name == name)
 
 
 def _same(name: str, buffered: Exchange, streamed: Exchange, again: Exchange | None) -> CheckResult:

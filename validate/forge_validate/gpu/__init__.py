@@ -4,7 +4,7 @@ from forge_validate.gpu.choice import chosen
 from forge_validate.gpu.fit import demand_fit, fits
 from forge_validate.gpu.inventory import Gpu, Inventory, Lost, Process, inventory
 from forge_validate.gpu.locks import held, lock_folder
-from forge_validate.gpu.memory import Baseline, await_baseline, baseline
+from forge_validate.gpu.memory import Baseline, await_baseline, baseline, used
 
 __all__ = [
     "Baseline",
@@ -20,4 +20,5 @@ __all__ = [
     "held",
     "inventory",
     "lock_folder",
+    "used",
 ]

@@ -39,6 +39,16 @@ def baseline(gpus: Sequence[Gpu]) -> Baseline:
     return Baseline(gpus=now)
 
 
+def used(gpus: Sequence[Gpu]) -> int | None:
+    """Bytes that these GPUs hold now, all together; none: one does not tell, or none can be asked."""
+    try:
+        amounts = [gpu.memory_used for gpu in _read(gpus)]
+    except (EnvironmentFailure, pynvml.NVMLError):
+        return None
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known and len(known) == len(amounts) else None
+
+
 def await_baseline(before: Baseline, *, slack_bytes: int, deadline_s: float, on_wait: Callable[[str], None]) -> float:
     """Wait until each GPU's used memory is back at its baseline and `slack_bytes`; returns the seconds waited.
 

@@ -15,15 +15,18 @@ Offer = Literal[
     "log",
     "native",
     "metrics",
+    "completions",
     "tokenize",
     "logprobs",
     "tools",
     "reasoning",
     "thinking-switch",
     "cache-report",
+    "gpu-memory",
 ]
 """`container` and `log`: we started it; `native`: SGLang's /server_info, /generate and /flush_cache; `metrics`: /metrics with
-the names of SGLang or vLLM; `thinking-switch`: `chat_template_kwargs` are taken; `cache-report`: cached tokens in `usage`."""
+the names of SGLang or vLLM; `completions`: /v1/completions; `thinking-switch`: `chat_template_kwargs` are taken;
+`cache-report`: cached tokens in `usage`; `gpu-memory`: the driver tells what its GPUs hold."""
 
 
 class Seen(Frozen):

@@ -43,6 +43,7 @@ def ask(server: Server, folder: Path) -> dict[str, Exchange]:
     talk.get("metrics", "/metrics")
     if see.token_ids(talk.post("tokenize-v1", "/v1/tokenize", {"model": server.served, "prompt": "one two"})) is None:
         talk.post("tokenize", "/tokenize", {"model": server.served, "prompt": "one two"})
+    talk.post("completions", "/v1/completions", {"model": server.served, "prompt": "one two", "max_tokens": 1})
     if info is None:
         talk.get("version", "/version")
     else:

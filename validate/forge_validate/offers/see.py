@@ -59,6 +59,7 @@ def refused(exchange: Exchange | None) -> bool:
 def _all(asked: Mapping[str, Exchange], info: dict[str, Any] | None) -> Iterator[Seen]:
     yield _native(asked, info)
     yield _by_metrics(asked.get("metrics"))
+    yield _completions(asked.get("completions"))
     yield _tokenize(asked)
     yield _logprobs(asked.get("logprobs"))
     yield _told("tools", info, "tool_call_parser") or _tools(asked)
@@ -99,6 +100,13 @@ def _by_metrics(exchange: Exchange | None) -> Seen:
         return _seen("metrics", None, _line(exchange))
     who = _metrics(exchange)
     return _seen("metrics", who is not None, f"{_line(exchange)}, {_GAUGES[who] if who else 'no gauge we know'}")
+
+
+def _completions(exchange: Exchange | None) -> Seen:
+    """A server that fails on them offers them."""
+    if exchange is None or (_untold(exchange) and exchange.status != 500):
+        return _seen("completions", None, _line(exchange))
+    return _seen("completions", not refused(exchange), _line(exchange))
 
 
 def _tokenize(asked: Mapping[str, Exchange]) -> Seen:
