@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from forge_core.model import Frozen
-from forge_lab.journal import Measured
+from forge_lab.journal import Count, Measured
 from forge_lab.mutants import Hardness, Mutant, load
 from forge_validate import reply
 from forge_validate.exchange import Exchange
@@ -59,29 +59,22 @@ def ask(sender: Sender, bench: Bench) -> dict[str, Said | None]:
 
 def compare(healthy: Readings, other: Readings) -> Measured:
     """Hold readings against those of the healthy server."""
-    compared = differing = nonfinite = unanswered = 0
+    counts: dict[str, Count] = {}
+    nonfinite = unanswered = 0
     for place, reference in healthy.items():
-        mine = other.get(place)
+        mine, way = other.get(place), place.partition("/")[0]
         if reference is None:
             continue
         if mine is None or not mine.tokens:
             unanswered += 1
             continue
         # The first token of a prompt has no logprob on any server.
-        skip = 1 if place.startswith("prefill/") else 0
-        nonfinite += sum(1 for value in mine.logprobs[skip:] if value is None or not math.isfinite(value))
-        tokens, others = (_prefilled, _prefilled) if skip else (_decoded, _decoded)
-        theirs, ours = tokens(reference), others(mine)
-        for first, second in zip(theirs, ours, strict=False):
-            compared += 1
-            if first != second:
-                differing += 1
-                if not skip:
-                    break
-        else:
-            if len(ours) < len(theirs):
-                compared, differing = compared + 1, differing + 1
-    return Measured(compared=compared, differing=differing, nonfinite=nonfinite, unanswered=unanswered)
+        values = mine.logprobs[1:] if way == "prefill" else mine.logprobs
+        nonfinite += sum(1 for value in values if value is None or not math.isfinite(value))
+        found = _prefilled(reference, mine) if way == "prefill" else _decoded(reference, mine)
+        before = counts.get(way, Count(compared=0, differing=0))
+        counts[way] = Count(compared=before.compared + found.compared, differing=before.differing + found.differing)
+    return Measured(counts=counts, nonfinite=nonfinite, unanswered=unanswered)
 
 
 def hard(mutant: Mutant, measured: Measured | None, rule: Hardness) -> bool:
@@ -110,13 +103,19 @@ def _read(one: Exchange) -> Said | None:
         return None
 
 
-def _prefilled(one: Said) -> list[str | None]:
-    """The likeliest token at each place of a prompt but the first, as the server had it."""
-    return [_likeliest(top) for top in one.top[1:]]
+def _prefilled(reference: Said, mine: Said) -> Count:
+    """At every place of a prompt but the first: what stands before it is the same."""
+    pairs = [(_likeliest(one), _likeliest(other)) for one, other in zip(reference.top[1:], mine.top[1:], strict=False)]
+    return Count(compared=len(pairs), differing=sum(one != other for one, other in pairs))
 
 
-def _decoded(one: Said) -> list[str | None]:
-    return list(one.tokens)
+def _decoded(reference: Said, mine: Said) -> Count:
+    """Up to the first other token, or the end of the shorter answer, where the longer one goes on."""
+    for place, (one, other) in enumerate(zip(reference.tokens, mine.tokens, strict=False)):
+        if one != other:
+            return Count(compared=place + 1, differing=1)
+    ends = len(mine.tokens) < len(reference.tokens)
+    return Count(compared=len(mine.tokens) + ends, differing=int(ends))
 
 
 def _likeliest(top: Mapping[str, float | None]) -> str | None:

@@ -31,22 +31,29 @@ class Subject(Frozen):
     """Of the gate, the faults and the lab."""
 
 
+class Count(Frozen):
+    """Held-out tokens of one way of asking."""
+
+    compared: int
+    """With the same text before them."""
+    differing: int
+    """Of these, where the likeliest token is another one."""
+
+
 class Measured(Frozen):
     """What the held-out probe found, against the server without the fault."""
 
-    compared: int
-    """Tokens with the same text before them."""
-    differing: int
-    """Of these, where the likeliest token is another one."""
-    nonfinite: int
+    counts: dict[str, Count]
+    """`prefill`, `alone`, `together`."""
+    nonfinite: int = 0
     """Tokens without a finite logprob."""
     unanswered: int = 0
     """Requests without an answer."""
 
     @property
     def share(self) -> float:
-        """Of differing tokens."""
-        return self.differing / self.compared if self.compared else 0.0
+        """Of differing tokens, in the way of asking where it is largest: a fault of batches does not show alone."""
+        return max((one.differing / one.compared for one in self.counts.values() if one.compared), default=0.0)
 
 
 class Baseline(Frozen):

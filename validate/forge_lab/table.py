@@ -102,8 +102,8 @@ def _summary(found: Sequence[Entry], rule: Hardness) -> Iterator[str]:
     noise = [entry.noise for entry in found if entry.noise is not None]
     if noise:
         yield (
-            f"The held-out probe on the healthy server, twice: at most {max(n.differing for n in noise)} of "
-            f"{noise[0].compared} tokens differed."
+            "The held-out probe on the healthy server, twice: at most "
+            f"{max(n.share for n in noise):.1%} of the tokens of one way of asking differed."
         )
         yield ""
 

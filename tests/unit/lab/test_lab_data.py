@@ -9,7 +9,7 @@ from forge_core.errors import UsageError
 from forge_lab import mutants, plan
 from forge_lab.baseline import Seeds
 from forge_lab.held_out import HeldOut, compare, hard
-from forge_lab.journal import Measured
+from forge_lab.journal import Count, Measured
 from forge_lab.mutants import Mutant, Mutants
 from forge_lab.power import Wish, trials
 from forge_validate import policy, suite
@@ -31,9 +31,12 @@ def test_the_rule_of_hardness_is_the_committed_one() -> None:
     rule = mutants.hardness()
     assert rule.share.value == 0.02
     numeric = Mutant.model_validate({"name": "m", "class": "nan", "kind": "layer", "expects": ["numbers"]})
-    clean = Measured(compared=1000, differing=19, nonfinite=0)
+    alone = {"alone": Count(compared=1000, differing=19)}
+    clean = Measured(counts=alone)
     assert not hard(numeric, clean, rule) and not hard(numeric, None, rule)
-    assert hard(numeric, clean.model_copy(update={"differing": 20}), rule)
+    assert hard(numeric, Measured(counts={"alone": Count(compared=1000, differing=20)}), rule)
+    # A fault of batches does not show alone.
+    assert hard(numeric, Measured(counts={**alone, "together": Count(compared=50, differing=1)}), rule)
     assert hard(numeric, clean.model_copy(update={"nonfinite": 1}), rule)
     assert hard(numeric, clean.model_copy(update={"unanswered": 1}), rule)
     promised = numeric.model_copy(update={"promise": "every request is answered"})
@@ -73,7 +76,7 @@ def test_what_is_asked_is_whole() -> None:
     assert len(mutants.load("seeds", Seeds).questions) == 4
     cases, answers = suite.load(plan.SUITE, "SmolLM2-135M-Instruct")
     asked = Bench(cases, answers, policy.load(plan.POLICY), "m")
-    assert [family.name for family, _ in asked.families][0] == "template"
+    assert asked.families[0][0].name == "template"
     # No held-out text is asked by a suite.
     texts = mutants.load("held_out", HeldOut).texts
     assert not any(text[:40] in cases.model_dump_json() for text in texts)
@@ -90,7 +93,7 @@ def test_clean_runs_differ_in_seed_style_and_number_format() -> None:
     assert len(found) == 200 == len({trial.name for trial in found}) == len({trial.seed for trial in found})
     assert {(trial.dtype, trial.style) for trial in found} == {(d, s) for d in plan.DTYPES for s in plan.STYLES}
     # A number format is a server of its own: one after the other.
-    assert [trial.dtype for trial in found] == sorted((trial.dtype for trial in found))
+    assert [trial.dtype for trial in found] == sorted(trial.dtype for trial in found)
     assert all(trial.mutant is None for trial in found)
 
 
@@ -128,14 +131,15 @@ def said(*tokens: str, logprob: float | None = -0.1, top: bool = False) -> Said:
 
 def test_an_answer_is_compared_up_to_its_first_other_token() -> None:
     healthy = {"alone/0": said("a", "b", "c", "d")}
-    assert compare(healthy, healthy) == Measured(compared=4, differing=0, nonfinite=0)
-    assert compare(healthy, {"alone/0": said("a", "x", "y", "z")}) == Measured(compared=2, differing=1, nonfinite=0)
-    assert compare(healthy, {"alone/0": said("a", "b")}) == Measured(compared=3, differing=1, nonfinite=0)
-    assert compare(healthy, {"alone/0": None}) == Measured(compared=0, differing=0, nonfinite=0, unanswered=1)
+    assert compare(healthy, healthy) == Measured(counts={"alone": Count(compared=4, differing=0)})
+    one = compare(healthy, {"alone/0": said("a", "x", "y", "z")})
+    assert one == Measured(counts={"alone": Count(compared=2, differing=1)}) and one.share == 0.5
+    assert compare(healthy, {"alone/0": said("a", "b")}).counts["alone"] == Count(compared=3, differing=1)
+    assert compare(healthy, {"alone/0": None}) == Measured(counts={}, unanswered=1)
     assert compare(healthy, {"alone/0": said("a", "b", "c", "d", logprob=None)}).nonfinite == 4
 
 
 def test_a_prompt_is_compared_at_every_place() -> None:
     healthy = {"prefill/0": said("a", "b", "c", "d", top=True)}
     other = said("a", "x", "c", "y", top=True)
-    assert compare(healthy, {"prefill/0": other}) == Measured(compared=3, differing=2, nonfinite=0)
+    assert compare(healthy, {"prefill/0": other}) == Measured(counts={"prefill": Count(compared=3, differing=2)})

@@ -27,9 +27,7 @@ STREAM = [
     event(role="assistant"),
     *(event(text) for text in ("a", "b", "c", "d", "e")),
     event(finish="length"),
-    json.dumps(
-        {"id": "x", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}}
-    ),
+    json.dumps({"id": "x", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}}),
     "[DONE]",
 ]
 

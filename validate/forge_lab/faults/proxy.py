@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +23,8 @@ class Proxy:
 
     def __init__(self, target: str, fault: Kind, parameters: Mapping[str, Any]) -> None:
         self.target, self.fault, self.parameters = target, fault, parameters
-        self.fired = False
         self.over = threading.Event()
-        self._count = 0
+        self._spoilers: list[Spoiler] = []
         self._lock = threading.Lock()
         # No connection is kept: one that the server closes at the moment of its reuse would be another fault.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -40,8 +40,15 @@ class Proxy:
     def spoiler(self, path: str, asked: Any) -> Spoiler:
         """The fault on the next answer."""
         with self._lock:
-            number, self._count = self._count, self._count + 1
-        return Spoiler(self.fault, path, asked if isinstance(asked, dict) else {}, number, self.parameters)
+            number = len(self._spoilers)
+            made = Spoiler(self.fault, path, asked if isinstance(asked, dict) else {}, number, self.parameters)
+            self._spoilers.append(made)
+        return made
+
+    @property
+    def fired(self) -> bool:
+        """Whether the fault did anything so far."""
+        return any(one.fired for one in self._spoilers)
 
 
 @contextmanager
@@ -67,7 +74,9 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news."""
+        """A client that hung up is no news; a defect of ours is."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _events(chunks: Iterator[bytes]) -> Iterator[str]:
@@ -112,8 +121,6 @@ def _handler(owner: Proxy) -> type[BaseHTTPRequestHandler]:
             except (httpx.HTTPError, ConnectionError, RuntimeError):
                 # One of the two ends is gone, or the proxy is being closed.
                 return
-            finally:
-                owner.fired = owner.fired or spoiler.fired
 
         def _ask(self, spoiler: Spoiler, body: bytes) -> None:
             kept = ("authorization", "content-type", "accept")

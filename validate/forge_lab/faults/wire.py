@@ -218,8 +218,9 @@ def _null_logprobs(choice: dict[str, Any]) -> None:
 
 def _more(field_name: str) -> Callable[[dict[str, Any]], None]:
     def more(told: dict[str, Any]) -> None:
-        told["usage"][field_name] += 1
-        told["usage"]["total_tokens"] += 1
+        for name in (field_name, "total_tokens"):
+            if isinstance(told["usage"].get(name), int):
+                told["usage"][name] += 1
 
     return more
 

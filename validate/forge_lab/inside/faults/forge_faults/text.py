@@ -1,7 +1,7 @@
 """Text: pieces lost or said twice by the detokenizer, another chat template, parsers that swallow or leak.
 
-Kind `pieces`: `do`: `drop`, `double` (one in `one_in` pieces), `blanks` (the blank before a word), `ascii` (all else is a replacement
-character), `last` (the last piece of an answer), `exchange` (pieces of two answers change places).
+Kind `pieces`: `do`: `drop`, `double` (one in `one_in` pieces), `blanks` (the blank before a word), `ascii` (all else is a
+replacement character), `last` (the last piece of an answer), `exchange` (pieces of two answers change places).
 Kind `template`: `do`: `no-prompt`, `no-system`, `roles`, `no-tools`, `bos`, `newline`, `history` (the last message alone).
 Kind `calls`: `do`: `swallow`, `leak`, `second`, `mojibake`, `cut` (streamed only), `name`.
 Kind `thoughts`: `do`: `leak`, `swallow`, `whole` (all is reasoning).
