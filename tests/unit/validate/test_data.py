@@ -7,8 +7,8 @@ import pytest
 
 from forge_core.errors import UsageError
 from forge_validate import data, policy, serving, suite
-from forge_validate.judge import Bench
 from forge_validate.injected import Injected
+from forge_validate.judge import Bench
 from forge_validate.options import create
 from forge_validate.serving import Devices, Serving
 from forge_validate.suite import Suite
