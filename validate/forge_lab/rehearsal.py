@@ -68,7 +68,9 @@ class Rehearsal:
     def boot(self, dtype: Dtype, injected: Injected) -> Iterator[Server]:
         """A server with this number format; raises as `boot`."""
         identity = pull(self._engine, self.target)
-        plan = self._plan.model_copy(update={"flags": {**self._plan.flags, "dtype": dtype}})
+        # A slow start is no trial's fault; what a validation may wait, a walk of hours may wait twice.
+        phases = tuple(p.model_copy(update={"deadline": 2 * p.deadline}) for p in self._plan.phases)
+        plan = self._plan.model_copy(update={"flags": {**self._plan.flags, "dtype": dtype}, "phases": phases})
         inside = self._engine.client.images.get(identity).attrs.get("Config", {}).get("Env") or ()
         before = next((line.partition("=")[2] for line in inside if line.startswith("PYTHONPATH=")), "")
         mine = injected.environment.get("PYTHONPATH", "")
