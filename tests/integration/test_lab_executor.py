@@ -152,6 +152,10 @@ def test_what_is_in_the_journal_is_not_done_again(bed: Bed, tmp_path: Path) -> N
 def test_until_the_first_kill(bed: Bed, tmp_path: Path) -> None:
     (entry,), _ = walk(bed, tmp_path, trial(BATCH, checks="first"))
     assert entry.killed and "cache" not in entry.families
+    # Killed already: nothing is looked at closer.
+    assert entry.baseline is None and entry.measured is None and entry.noise is None
+    (other,), _ = walk(bed, tmp_path, trial(NOTHING, checks="first"))
+    assert other.measured is not None and other.measured.share == 0 and other.baseline is not None
     assert {one.check.partition("/")[0] for one in entry.checks} == {"server-info", "batch"}
 
 

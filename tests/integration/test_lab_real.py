@@ -43,7 +43,6 @@ def test_mutants_in_one_boot(home: tuple[Path, Path], capsys: pytest.CaptureFixt
         assert entry["kind"] in entry["trial"]["mutant"]["expects"], name
         assert [one["kind"] for one in entry["deviations"]] == ["injected-fault"]
     assert sum(entry["restarted"] for entry in entries.values()) == 1
-    assert entries["nan-always"]["measured"]["nonfinite"] > 0
     assert connect(builds=False).client.containers.list(all=True, filters={"label": LABEL}) == []
     # What is in the journal is not done again.
     assert main(arguments) == 0
