@@ -13,6 +13,7 @@ from forge_core.cli import project_root, work_folder
 from forge_core.engine import connect
 from forge_core.record import FILE_NAME, BuildRecord
 from forge_lab.__main__ import main
+from forge_validate import receipt
 from forge_validate.options import LABEL
 
 MUTANTS = ("nan-always", "logits-rolled", "kv-page-overwritten", "pieces-dropped", "usage-off-by-one")
@@ -42,6 +43,8 @@ def test_mutants_in_one_boot(home: tuple[Path, Path], capsys: pytest.CaptureFixt
         assert entry["verdict"] == "failed" and entry["fired"], name
         assert entry["kind"] in entry["trial"]["mutant"]["expects"], name
         assert [one["kind"] for one in entry["deviations"]] == ["injected-fault"]
+        left = receipt.load(work_folder("lab") / "power" / name / receipt.FILE_NAME)
+        assert "injected-fault" in {one.kind for one in left.deviations} and left.verdict.outcome == "failed"
     assert sum(entry["restarted"] for entry in entries.values()) == 1
     assert connect(builds=False).client.containers.list(all=True, filters={"label": LABEL}) == []
     # What is in the journal is not done again.

@@ -16,6 +16,7 @@ from forge_validate.exchange import Exchange
 from forge_validate.families import runner
 from forge_validate.families.runner import Sender
 from forge_validate.judge import Bench
+from forge_validate.offers import UNSEEN, Offers
 from forge_validate.offers.ask import ask as ask_offers
 from forge_validate.offers.see import see
 from forge_validate.probe import probe
@@ -31,6 +32,7 @@ class Asked:
 
     results: list[CheckResult] = field(default_factory=list)
     exchanges: dict[str, Exchange] = field(default_factory=dict)
+    offers: Offers = UNSEEN
     took: dict[str, float] = field(default_factory=dict)
     """By family; `cases` for the offers and the cases."""
 
@@ -78,6 +80,7 @@ def ask(
     asked.exchanges.update(told)
     server = replace(server, offers=server.offers.joined(see(told)))
     bench = replace(bench, offers=server.offers)
+    asked.offers = server.offers
     recorded: dict[str, Exchange] = {}
     for case, exchange in probe(server, bench.suite, bench.answers, folder):
         recorded[case.name] = asked.exchanges[case.name] = exchange

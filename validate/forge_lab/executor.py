@@ -41,6 +41,8 @@ class Ground:
     """The bench of a trial."""
     work: Path
     """Where exchanges are left, in a folder for each trial."""
+    keep: Callable[[Trial, Bench, Asked, Path], None] | None = None
+    """Leaves a receipt in the folder of a trial; none: a stand-in has no image that one could be about."""
 
     def subject(self, trial: Trial, bench: Bench) -> Subject:
         """What a trial is about, by the sha256 of all that decides it."""
@@ -177,6 +179,8 @@ def _entry(
     missing = lacking(asked.results, rules)
     prompt, reply = asked.tokens()
     subject = ground.subject(trial, bench)
+    if ground.keep is not None:
+        ground.keep(trial, bench, asked, ground.work / trial.name)
     return Entry(
         key=key(trial, subject),
         trial=trial,

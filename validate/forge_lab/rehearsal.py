@@ -13,13 +13,22 @@ from forge_core import record as build_record
 from forge_core.cli import work_folder
 from forge_core.console import Console
 from forge_core.engine import Engine, connect
+from forge_lab.asking import Asked
+from forge_lab.bed import deviations
 from forge_lab.executor import Ground, seeded
 from forge_lab.plan import Dtype, Trial
 from forge_validate import policy, serving, suite
+from forge_validate import receipt as receipts
+from forge_validate.bench import rules_of
 from forge_validate.boot import boot
+from forge_validate.examine import Tried
 from forge_validate.injected import Injected
 from forge_validate.judge import Bench
+from forge_validate.line import Walked
+from forge_validate.pipeline import receipt_of
+from forge_validate.receipt import Subject
 from forge_validate.server import Server
+from forge_validate.serving import Serving
 from forge_validate.target import Recorded
 from forge_validate.target.pull import pull
 from forge_validate.target.record import recorded
@@ -54,7 +63,34 @@ class Rehearsal:
             code=code_sha256(),
             bench=self.bench,
             work=work,
+            keep=self.keep,
         )
+
+    def keep(self, trial: Trial, judged: Bench, asked: Asked, folder: Path) -> None:
+        """Leave `results.json` in `folder`: a receipt like that of a validation, which says what was done to the server."""
+        target = self.target.model_copy(update={"deviations": self.target.deviations + deviations(trial.mutant)})
+        plan = self._served(trial.dtype)
+        subject = Subject(
+            image=target.image,
+            model=target.model.name,
+            model_revision=target.model.revision,
+            serving=plan.content_sha256(),
+            **rules_of(judged),
+        )
+        tried = Tried(
+            results=tuple(asked.results),
+            exchanges=tuple(asked.exchanges.values()),
+            offers=asked.offers,
+            families=asked.took,
+        )
+        arguments = (*plan.command, *plan.arguments())
+        done = Walked(target, judged, tried, subject, arguments, engine=self._engine.version)
+        receipts.save(receipt_of(done), folder / receipts.FILE_NAME)
+
+    def _served(self, dtype: Dtype) -> Serving:
+        # A slow start is no trial's fault; what a validation may wait, a walk of hours may wait twice.
+        phases = tuple(p.model_copy(update={"deadline": 2 * p.deadline}) for p in self._plan.phases)
+        return self._plan.model_copy(update={"flags": {**self._plan.flags, "dtype": dtype}, "phases": phases})
 
     def bench(self, trial: Trial) -> Bench:
         """The suite, answers and policy of a trial, and the flags that the server should tell."""
@@ -68,9 +104,7 @@ class Rehearsal:
     def boot(self, dtype: Dtype, injected: Injected) -> Iterator[Server]:
         """A server with this number format; raises as `boot`."""
         identity = pull(self._engine, self.target)
-        # A slow start is no trial's fault; what a validation may wait, a walk of hours may wait twice.
-        phases = tuple(p.model_copy(update={"deadline": 2 * p.deadline}) for p in self._plan.phases)
-        plan = self._plan.model_copy(update={"flags": {**self._plan.flags, "dtype": dtype}, "phases": phases})
+        plan = self._served(dtype)
         inside = self._engine.client.images.get(identity).attrs.get("Config", {}).get("Env") or ()
         before = next((line.partition("=")[2] for line in inside if line.startswith("PYTHONPATH=")), "")
         mine = injected.environment.get("PYTHONPATH", "")
