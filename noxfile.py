@@ -16,6 +16,7 @@ VERBS = {
     "lock": ("forge_build", "resolve a manifest to versions and sha256"),
     "build": ("forge_build", "from locked inputs to an image in staging and its record"),
     "validate": ("forge_validate", "judge a server by its answers; move the tag of a recorded image on a pass"),
+    "power": ("forge_lab", "make a real server wrong in many ways and count what the gate sees"),
 }
 PYTEST = ["python", "-m", "pytest", "--color=auto"]
 CHECKS = {

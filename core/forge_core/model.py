@@ -107,7 +107,7 @@ class Deviation(Frozen):
         "subset",
         "base-moved",
         "dirty-tree",
-        "fault",
+        "injected-fault",
         "waived-check",
         "bootstrap",
         "other-suite",

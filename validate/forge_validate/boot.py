@@ -26,6 +26,7 @@ from forge_core.interrupt import undisturbed
 from forge_core.model import ModelRef
 from forge_validate import caches, launch, options
 from forge_validate.follow import Follower
+from forge_validate.injected import NOTHING, Injected
 from forge_validate.offers import Offers
 from forge_validate.phases import Watch
 from forge_validate.server import Server
@@ -45,12 +46,13 @@ def boot(
     log: Path,
     console: Console,
     keep: bool = False,
+    injected: Injected = NOTHING,
 ) -> Iterator[Server]:
     """Start a server on `image` (an id or a reference by digest) and yield it once it is ready.
 
     Raises Refused (1) when it dies or hangs at its start, UsageError (2) for a rejected flag or missing weights,
     EnvironmentFailure (3) for trouble with engine, port or mount. Whatever ends the block, the container is removed,
-    unless `keep`.
+    unless `keep`. `injected` makes the server wrong on purpose; no validation gives any.
     """
     if engine.remote:
         raise EnvironmentFailure(
@@ -65,7 +67,7 @@ def boot(
     follower: Follower | None = None
     try:
         with console.step("boot", name) as step:
-            container = _create(engine, image, name, serving, identity, api_key, folder)
+            container = _create(engine, image, name, serving, identity, api_key, folder, injected)
             _demand_model(container, model, folder)
             began = time.monotonic()
             _start(container, serving.host_port)
@@ -97,12 +99,19 @@ def boot(
 
 
 def _create(
-    engine: Engine, image: str, name: str, serving: Serving, identity: str, api_key: str | None, folder: Path
+    engine: Engine,
+    image: str,
+    name: str,
+    serving: Serving,
+    identity: str,
+    api_key: str | None,
+    folder: Path,
+    injected: Injected,
 ) -> Container:
     digest = launch.unprivileged(engine, image, serving.user)
     try:
         caches.prepare(engine, image, serving, digest)
-        chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=digest)
+        chosen = options.create(serving, name, identity, folder, api_key=api_key, digest=digest, injected=injected)
         return engine.client.containers.create(image, **chosen)
     except docker.errors.APIError as error:
         raise launch.engine_refused(error, folder, serving.host_port) from error

@@ -10,11 +10,19 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from forge_validate import caches
 from forge_validate.caches import LABEL as LABEL
+from forge_validate.injected import NOTHING, Injected
 from forge_validate.serving import MODEL_MOUNT, Serving
 
 
 def create(
-    serving: Serving, name: str, identity: str, folder: Path, *, api_key: str | None = None, digest: str = ""
+    serving: Serving,
+    name: str,
+    identity: str,
+    folder: Path,
+    *,
+    api_key: str | None = None,
+    digest: str = "",
+    injected: Injected = NOTHING,
 ) -> dict[str, Any]:
     """Arguments of docker-py's `containers.create` for the server.
 
@@ -27,6 +35,8 @@ def create(
     }
     if serving.command:
         chosen["entrypoint"] = list(serving.command)
+    chosen["environment"] = {**serving.environment, **injected.environment}
+    chosen["mounts"] += [Mount(path, str(here), type="bind", read_only=True) for here, path in injected.mounts]
     return chosen
 
 

@@ -21,7 +21,7 @@ from forge_validate.receipt import Receipt, Timings
 from forge_validate.target import Recorded
 from forge_validate.verdict import decide, waivers
 
-__all__ = ["Outcome", "Wish", "known_profile", "validate"]
+__all__ = ["Outcome", "Wish", "known_profile", "receipt_of", "validate"]
 
 _LEFT_OVER = (receipts.FILE_NAME, junit.FILE_NAME, "numeric.json", "promotion.json")
 
@@ -42,7 +42,7 @@ def validate(wish: Wish, console: Console) -> Outcome:
             # What an earlier run left is no result of this one.
             (work / name).unlink(missing_ok=True)
         walked = _walk(wish, home, work, console)
-        done = _receipt(walked)
+        done = receipt_of(walked)
         receipts.save(done, work / receipts.FILE_NAME)
         junit.save(done, work / junit.FILE_NAME)
         return _release(wish, done, walked.bench.policy, work, console)
@@ -57,7 +57,8 @@ def _walk(wish: Wish, home: Path, work: Path, console: Console) -> Walked:
     return booted.walk(wish, home, work, console)
 
 
-def _receipt(walked: Walked) -> Receipt:
+def receipt_of(walked: Walked) -> Receipt:
+    """The receipt of a target that was asked: its verdict under the policy of its bench, and its deviations."""
     target, tried, rules = walked.target, walked.tried, walked.bench.policy
     verdict = decide(tried.results, rules)
     if not isinstance(target, Recorded) and verdict.outcome == "passed":

@@ -57,6 +57,8 @@ def demand_allowed(receipt: Receipt, policy: Policy) -> tuple[ImageRef, Tags]:
         raise UsageError("the policy is not the one the receipt was judged under", hint="validate again")
     if receipt.verdict.outcome != "passed":
         raise Refused(f"not promoted: {receipt.verdict.cause}")
+    if faults := [d for d in receipt.deviations if d.kind == "injected-fault"]:
+        raise Refused(f"not promoted: the server was made wrong on purpose: {faults[0].subject}: {faults[0].detail}")
     if open_ones := unaccepted(receipt.deviations, policy):
         raise Refused(
             f"not promoted: {len(open_ones)} deviation(s) that the policy does not accept",

@@ -17,7 +17,7 @@ def test_values_are_frozen_and_closed() -> None:
     with pytest.raises(ValidationError):
         value.kind = "other"  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        Deviation(kind="fault", subject="s", detail="d", more=1)  # type: ignore[call-arg]
+        Deviation(kind="injected-fault", subject="s", detail="d", more=1)  # type: ignore[call-arg]
     with pytest.raises(ValidationError):
         Deviation(kind="unknown", subject="s", detail="d")  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ import pytest
 
 from forge_core.errors import UsageError
 from forge_validate import data, policy, serving, suite
+from forge_validate.injected import Injected
 from forge_validate.judge import Bench
 from forge_validate.options import create
 from forge_validate.serving import Devices, Serving
@@ -132,6 +133,19 @@ def test_a_container_gets_the_least_it_needs(tmp_path: Any) -> None:
     assert mount["ReadOnly"] and mount["Type"] == "bind" and mount["Target"] == "/model"
     assert "device_requests" not in made and "entrypoint" not in made
     assert made["ipc_mode"] == "private"
+
+
+def test_what_is_put_in_on_purpose_is_read_only(tmp_path: Any) -> None:
+    more = Injected(
+        mounts=((tmp_path, "/forge-faults"),), environment={"PYTHONPATH": "/forge-faults", "HOME": "/other"}
+    )
+    whole = plan(environment={"HOME": "/tmp"})
+    made, plain = (create(whole, "name", "word", tmp_path, **given) for given in ({"injected": more}, {}))
+    assert made["environment"] == {"HOME": "/other", "PYTHONPATH": "/forge-faults"}
+    assert [mount["Target"] for mount in made["mounts"]] == ["/model", "/forge-faults"]
+    assert all(mount["ReadOnly"] and mount["Type"] == "bind" for mount in made["mounts"])
+    assert {**made, "environment": 0, "mounts": 0} == {**plain, "environment": 0, "mounts": 0}
+    assert plain["environment"] == {"HOME": "/tmp"}
 
 
 SLACK = {"size": "1m", "within": 1, "reason": "any number will do for a test"}

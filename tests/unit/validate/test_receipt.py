@@ -13,7 +13,7 @@ from forge_validate import receipt as receipts
 from forge_validate import report
 from forge_validate.checks import CheckResult
 from forge_validate.pipeline import known_profile
-from forge_validate.policy import Optional, Policy
+from forge_validate.policy import Accepted, Optional, Policy
 from forge_validate.promote import Promotion, demand_allowed, promote
 from forge_validate.receipt import Receipt, Subject, Timings
 from forge_validate.verdict import decide
@@ -81,6 +81,14 @@ def test_deviations(rules: Policy) -> None:
     with pytest.raises(Refused) as caught:
         demand_allowed(make(rules, OK, deviations=(moved_base(), differs)), rules)
     assert caught.value.details == ("model-differs: m: model.safetensors differs",)
+
+
+def test_what_was_made_wrong_on_purpose_is_never_promoted(rules: Policy) -> None:
+    fault = Deviation(kind="injected-fault", subject="nan-always", detail="layer")
+    accepted = Accepted(kind="injected-fault", reason="only for this test")
+    accepting = rules.model_copy(update={"accepts": (accepted,)})
+    with pytest.raises(Refused, match="made wrong on purpose: nan-always"):
+        demand_allowed(make(accepting, OK, deviations=(fault,)), accepting)
 
 
 def test_a_rehearsal_reaches_a_loopback_registry_only(rules: Policy) -> None:
