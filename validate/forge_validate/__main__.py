@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb.add_argument("--suite", metavar="NAME", help="ask this suite instead of the policy's; no tag moves")
     verb.add_argument("--answers", metavar="MODEL", help="hold the server to what this model is known to say")
     verb.add_argument(
-        "--model", metavar="FOLDER", type=Path, help="judge this model folder instead of the recorded one"
+        "--model",
+        metavar="FOLDER",
+        type=Path,
+        help="judge this model folder instead of the recorded one; with --url: what the server is said to serve",
     )
     verb.add_argument("--record", metavar="FILE", type=Path, help="the build record (default work/PROFILE)")
     verb.add_argument("--no-promote", action="store_true", help="judge, but move no tag")

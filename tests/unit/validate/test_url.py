@@ -15,10 +15,12 @@ import pytest
 from peer import Peer, serving
 
 from forge_core.errors import EnvironmentFailure, ForgeError, UsageError
-from forge_validate import junit
+from forge_validate import attached, junit
 from forge_validate import receipt as receipts
 from forge_validate.__main__ import main
+from forge_validate.judge import Bench
 from forge_validate.receipt import Receipt, ServerSubject
+from forge_validate.server import Server
 from forge_validate.target.address import attach
 
 SMOL = ("SmolLM2-135M-Instruct",)
@@ -221,6 +223,26 @@ def test_options_that_do_not_go_together(root: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert validate("http://me:pw-0815@127.0.0.1:1") == 2
     assert "pw-0815" not in capsys.readouterr().err
+
+
+def test_a_model_folder_that_the_server_is_said_to_serve(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are rendered from it, and a golden is held to its bytes."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    seen: list[Bench] = []
+
+    def examine(server: Server, judged: Bench, *more: object) -> None:
+        seen.append(judged)
+        raise EnvironmentFailure("that was to be seen")
+
+    monkeypatch.setattr(attached, "examine", examine)
+    with serving(Peer("vllm", models=SMOL)) as peer:
+        assert validate(peer.url, "--model", str(tmp_path / "missing")) == 2
+        assert validate(peer.url, "--model", str(tmp_path)) == 3
+    (judged,) = seen
+    assert judged.model == tmp_path and judged.identity is not None
+    assert [file.path for file in judged.identity.files if file.path.endswith(".json")] == ["tokenizer.json"]
 
 
 def test_offline_means_this_machine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
