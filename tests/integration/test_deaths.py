@@ -47,6 +47,9 @@ class Place:
     def dies(self, kind: type[ForgeError], *, command: str | None = None, **changes: object) -> ForgeError:
         """Boot the real server on the folder; it must die, with an error of that class."""
         plan = serving.load("rehearsal").model_copy(update=changes)
+        # On a busy machine a start takes longer than anybody would wait for a server.
+        slow = tuple(phase.model_copy(update={"deadline": 4 * phase.deadline}) for phase in plan.phases)
+        plan = plan.model_copy(update={"phases": slow})
         if command is not None:
             plan = plan.model_copy(update={"command": ("sh", "-c", command, "sh")})
         for path in (self.folder, *self.folder.rglob("*")):
